@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from qdqtune.workflows._export import export as export
     from qdqtune.workflows._export import list_candidates as list_candidates
     from qdqtune.workflows._insert import insert as insert
+    from qdqtune.workflows._inspect import groups_of as groups_of
     from qdqtune.workflows._inspect import inspect as inspect
-    from qdqtune.workflows._layers import groups_of as groups_of
-    from qdqtune.workflows._layers import layers_of as layers_of
+    from qdqtune.workflows._inspect import layers_of as layers_of
     from qdqtune.workflows._optimize import optimize as optimize
     from qdqtune.workflows._quantize import quantize as quantize
     from qdqtune.workflows._shapes import fix_shapes as fix_shapes
@@ -74,8 +74,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "qdqtune.workflows._compare": "compare",
         "qdqtune.workflows._export": "export list_candidates",
         "qdqtune.workflows._insert": "insert",
-        "qdqtune.workflows._inspect": "inspect",
-        "qdqtune.workflows._layers": "groups_of layers_of",
+        "qdqtune.workflows._inspect": "groups_of inspect layers_of",
         "qdqtune.workflows._optimize": "optimize",
         "qdqtune.workflows._quantize": "quantize",
         "qdqtune.workflows._shapes": "fix_shapes",

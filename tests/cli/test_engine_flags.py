@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqtune.cli._engine_flags import chosen_engine
-from qdqtune.cli._flags import add_config
+from qdqtune.cli._flags import add_config, chosen_engine
 from qdqtune.config import BenchConfig, EngineFlagsConfig
 from tests.stand_ins.fixtures import stand_in_environment, write_stand_in_trtexec
 

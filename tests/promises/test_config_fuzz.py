@@ -393,7 +393,7 @@ def test_a_journal_with_sound_checksums(
     run_folder: Path, journal_bodies: list[dict[str, Any]], data: st.DataObject
 ) -> None:
     """One field of one line is anything at all: what is opened afterwards can be resumed."""
-    from qdqtune.records._claim import Claim
+    from qdqtune.records._verification import Claim
     from qdqtune.workflows._claims import shapes_of_run
     from qdqtune.workflows._export import list_candidates
     from qdqtune.workflows.tuning._folder import JOURNAL

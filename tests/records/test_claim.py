@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from qdqtune.records._claim import Claim
 from qdqtune.records._measurement import Comparison, EngineInfo
+from qdqtune.records._verification import Claim
 
 ENGINE = EngineInfo("simulated", "1", "machine", "cpu-vnni")
 
@@ -24,7 +24,9 @@ def test_a_claim_agrees_if_its_interval_does_and_it_is_not_far_above(
     claimed: tuple[float, float, float], agrees: bool
 ) -> None:
     measured = Comparison(1.66, 1.65, 1.67, 0.96, 24)
-    assert Claim(*claimed, kept_float=False, engine=ENGINE).agrees_with(measured) is agrees
+    speedup, low, high = claimed
+    claim = Claim(speedup, (low, high), kept_float=False, engine=ENGINE)
+    assert claim.agrees_with(measured) is agrees
 
 
 @pytest.mark.parametrize(
@@ -40,6 +42,7 @@ def test_a_wide_interval_supports_no_claim_far_from_what_is_measured(
     claimed: tuple[float, float, float], is_supported: bool
 ) -> None:
     measured = Comparison(1.9, 0.7, 5.0, 0.96, 24)
-    claim = Claim(*claimed, kept_float=False, engine=ENGINE)
+    speedup, low, high = claimed
+    claim = Claim(speedup, (low, high), kept_float=False, engine=ENGINE)
     assert claim.agrees_with(measured)
     assert claim.is_supported_by(measured) is is_supported

@@ -16,7 +16,7 @@ import pytest
 
 from qdqtune.cli.main import main
 from qdqtune.qdq_utils import get_quantized_tensors
-from qdqtune.workflows._benchmark_instance import init_benchmark_instance
+from qdqtune.workflows._benchmarks import init_benchmark_instance
 from tests.conftest import model_from_text
 
 BLOCKS = Path(__file__).parent.parent / "data" / "seed_002"

@@ -14,9 +14,14 @@ import pytest
 
 from qdqtune.records._errors import EngineError, UsageError
 from qdqtune.records._inputs import InputRequest
-from qdqtune.workflows import _benchmark_instance as benchmark_instance
-from qdqtune.workflows._benchmark_instance import benchmark_onnx_model, init_benchmark_instance
-from qdqtune.workflows._benchmarks import EngineBenchmark, TensorRTPyBenchmark, TrtExecBenchmark
+from qdqtune.workflows import _benchmarks as benchmark_instance
+from qdqtune.workflows._benchmarks import (
+    EngineBenchmark,
+    TensorRTPyBenchmark,
+    TrtExecBenchmark,
+    benchmark_onnx_model,
+    init_benchmark_instance,
+)
 from tests.conftest import model_from_text
 
 

@@ -16,7 +16,7 @@ from qdqtune.cli.main import main
 from qdqtune.records._errors import ModelError
 from qdqtune.records._results import EXCLUSION_TOOLS
 from qdqtune.report._tuning import exclusion_list
-from qdqtune.workflows._exclusion_list import float_nodes
+from qdqtune.workflows._export import float_nodes
 from qdqtune.workflows._insert import insert
 from qdqtune.workflows.tuning._folder import BASELINE, FINAL
 from tests.conftest import model_from_text

@@ -16,7 +16,7 @@ from qdqtune.records._layers import GroupRecord, GroupsRecord, MappedLayer
 from qdqtune.records._measurement import EngineInfo
 from qdqtune.report._inspection import groups_text
 from qdqtune.search.subgraphs._fusion_groups import FusionGroup
-from qdqtune.workflows._layers import groups_of
+from qdqtune.workflows._inspect import groups_of
 from qdqtune.workflows.tuning._layer_groups import spent_by_group
 from tests.conftest import model_from_text
 

@@ -11,6 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 from qdqtune import zoo
+from qdqtune._command_configs import ConvertConfig
 from qdqtune.calibration._output_error import SignalToNoise
 from qdqtune.calibration._random_inputs import random_inputs
 from qdqtune.engines._interface import SessionOptions
@@ -131,7 +132,7 @@ def test_what_is_not_quantized_can_be_half_floats(
     source, quantized = tmp_path / "float.onnx", tmp_path / "int8.onnx"
     onnx.save(zoo.build("resnet18", **SMALL["resnet18"]), source)
     if first:
-        convert_model(source, precision, tmp_path / "half.onnx")
+        convert_model(source, tmp_path / "half.onnx", ConvertConfig(to=precision))
         source = tmp_path / "half.onnx"
     report = insert(
         source, quantized, ops=["Conv"], dialect="tensorrt",
@@ -148,7 +149,7 @@ def test_what_is_not_quantized_can_be_half_floats(
 def test_an_engine_without_half_kernels_is_told_what_to_do(tmp_path: Path) -> None:
     source, half = tmp_path / "float.onnx", tmp_path / "half.onnx"
     onnx.save(zoo.build("resnet18", **SMALL["resnet18"]), source)
-    convert_model(source, Precision.FP16, half)
+    convert_model(source, half, ConvertConfig(to="fp16"))
     with pytest.raises(UsageError, match="float16") as caught:
         insert(half, tmp_path / "q.onnx", ops=["Conv"], dialect="onnxruntime")
     assert "--high_precision_dtype fp32" in caught.value.hint

@@ -12,7 +12,7 @@ from qdqtune.records._inputs import InputRequest
 from qdqtune.records._layers import BETWEEN, NAMED, LayersRecord, MappedLayer
 from qdqtune.records._measurement import EngineInfo
 from qdqtune.report._inspection import layers_text
-from qdqtune.workflows._layers import layers_of
+from qdqtune.workflows._inspect import layers_of
 from tests.conftest import model_from_text
 
 ENGINE = EngineInfo("onnxruntime", "1", "a cpu", "avx2", threads=1)

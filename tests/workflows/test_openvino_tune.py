@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 
+from qdqtune._command_configs import ConvertConfig
 from qdqtune.calibration._output_error import Reference
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
@@ -23,7 +24,6 @@ from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.records._errors import EngineError, QdqtuneError
 from qdqtune.records._inputs import InputRequest
 from qdqtune.records._measurement import EngineInfo
-from qdqtune.records._precision import Precision
 from qdqtune.records._tuning import TuneResult
 from qdqtune.report._bench import engine_line
 from qdqtune.report._tuning import tune_text
@@ -192,7 +192,7 @@ def test_half_floats_are_quantized_where_the_engine_has_kernels(
     model: Path, tmp_path: Path
 ) -> None:
     half = tmp_path / "half.onnx"
-    convert_model(model, Precision.FP16, half)
+    convert_model(model, half, ConvertConfig(to="fp16"))
     report = insert(half, tmp_path / "int8.onnx", ops=["MatMul"], engine="openvino")
     assert len(report.quantized) == 2
     assert min(report.sqnr_db.values()) > 25.0

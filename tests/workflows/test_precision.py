@@ -10,6 +10,7 @@ import pytest
 from onnx import numpy_helper
 
 from qdqtune import zoo
+from qdqtune._command_configs import ConvertConfig
 from qdqtune.graph._files import load_model
 from qdqtune.records._errors import OutputError, UsageError
 from qdqtune.records._inputs import InputRequest
@@ -26,7 +27,7 @@ def test_what_it_costs_is_measured(
     residual_path: Path, tmp_path: Path, precision: Precision, keep_io: bool, least: float
 ) -> None:
     output = tmp_path / "half.onnx"
-    report = convert_model(residual_path, precision, output, keep_io=keep_io)
+    report = convert_model(residual_path, output, ConvertConfig(to=precision, keep_io=keep_io))
     assert report.output == output
     assert least < report.sqnr_db["y"] < 100
     assert report.overflow == ""
@@ -36,8 +37,8 @@ def test_what_it_costs_is_measured(
 
 def test_back_to_float32(residual_path: Path, tmp_path: Path) -> None:
     half, back = tmp_path / "half.onnx", tmp_path / "back.onnx"
-    convert_model(residual_path, Precision.BF16, half, keep_io=False)
-    report = convert_model(half, Precision.FP32, back, keep_io=False)
+    convert_model(residual_path, half, ConvertConfig(to="bf16", keep_io=False))
+    report = convert_model(half, back, ConvertConfig(to="fp32", keep_io=False))
     assert report.sqnr_db["y"] > 30
     assert not any(node.op_type == "Cast" for node in load_model(back).graph)
 
@@ -56,12 +57,11 @@ def test_the_first_node_that_overflows_is_named(tmp_path: Path) -> None:
     path = tmp_path / "large.onnx"
     onnx.save(proto, path)
     request = InputRequest(ranges={"x": (1.0, 2.0)})
-    report = convert_model(path, Precision.FP16, tmp_path / "a.onnx", request=request)
+    report = convert_model(path, tmp_path / "a.onnx", ConvertConfig(to="fp16", inputs=request))
     assert report.overflow == "n2"
     assert report.sqnr_db["y"] == -np.inf
-    report = convert_model(
-        path, Precision.FP16, tmp_path / "b.onnx", request=request, keep_nodes=["n2", "n3"]
-    )
+    keeping = ConvertConfig(to="fp16", inputs=request, keep_nodes=["n2", "n3"])
+    report = convert_model(path, tmp_path / "b.onnx", keeping)
     assert report.overflow == ""
     assert report.sqnr_db["y"] > 50
 
@@ -74,7 +74,7 @@ def test_a_model_that_may_see_nothing_stays_finite(tmp_path: Path) -> None:
     score.CopyFrom(numpy_helper.from_array(np.finfo(np.float32).min.reshape(()), score.name))
     onnx.save(proto, path)
     masked = InputRequest(ranges={"attention_mask": (0, 0)})
-    report = convert_model(path, Precision.FP16, tmp_path / "half.onnx", request=masked)
+    report = convert_model(path, tmp_path / "half.onnx", ConvertConfig(to="fp16", inputs=masked))
     assert min(report.sqnr_db.values()) > 40
     assert report.conversion.saturated == ("mask.score",)
 
@@ -88,16 +88,17 @@ def test_a_model_that_does_not_run_here_is_converted_all_the_same(
     )
     path = tmp_path / "strange.onnx"
     onnx.save(proto, path)
-    report = convert_model(path, Precision.FP16, tmp_path / "half.onnx")
+    report = convert_model(path, tmp_path / "half.onnx", ConvertConfig(to="fp16"))
     assert report.sqnr_db == {}
     assert "could not be measured here" in caplog.text
 
 
 def test_what_is_refused(residual_path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "o.onnx"
     with pytest.raises(OutputError, match="exists already"):
-        convert_model(residual_path, Precision.FP16, residual_path)
+        convert_model(residual_path, residual_path, ConvertConfig(to="fp16"))
     with pytest.raises(UsageError, match="no Softmax"):
-        convert_model(residual_path, Precision.FP16, tmp_path / "o.onnx", keep_ops=["Softmax"])
+        convert_model(residual_path, target, ConvertConfig(to="fp16", keep_ops=["Softmax"]))
     with pytest.raises(UsageError, match="no node 'nobody'"):
-        convert_model(residual_path, Precision.FP16, tmp_path / "o.onnx", keep_nodes=["nobody"])
+        convert_model(residual_path, target, ConvertConfig(to="fp16", keep_nodes=["nobody"]))
     assert not list(tmp_path.glob("*o.onnx*"))

@@ -13,13 +13,13 @@ import onnx
 import pytest
 from onnx import TensorProto
 
+from qdqtune._command_configs import ConvertConfig
 from qdqtune.engines._reference_engine import reference_worker
 from qdqtune.engines._worker import Worker
 from qdqtune.engines.layers._files import read_layer_info
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.records._errors import UsageError
 from qdqtune.records._inputs import InputRequest
-from qdqtune.records._precision import Precision
 from qdqtune.records._tuning import TuneResult
 from qdqtune.report._tuning import tune_text
 from qdqtune.search.strategies._strategy import Effort
@@ -195,7 +195,7 @@ def test_what_does_not_run_in_bfloat16_is_evaluated_by_the_reference_engine(
     text = "g (float[2,8] x) => (float[2,8] y) { t = MatMul(x, w) y = Softmax(t) }"
     weights = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
     onnx.save(model_from_text(text, w=weights), given)
-    convert_model(given, Precision.BF16, tmp_path / "converted.onnx")
+    convert_model(given, tmp_path / "converted.onnx", ConvertConfig(to="bf16"))
     folder.mkdir()
     source = open_source(tmp_path / "converted.onnx")
     feeds = {"x": weights[:2]}

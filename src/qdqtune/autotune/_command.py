@@ -10,10 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from qdqtune._parser import Parser, group_titled
-from qdqtune.cli._engine_flags import (
-    options_for_engine,
-    take_engine_flags,
-)
 from qdqtune.cli._flags import (
     NAMES,
     SaidOnce,
@@ -22,7 +18,9 @@ from qdqtune.cli._flags import (
     add_limits,
     config_from,
     natural,
+    options_for_engine,
     positive,
+    take_engine_flags,
 )
 from qdqtune.cli._runner import FAILED, INTERRUPTED, OK, USAGE, run_safely, set_up_logging, show
 from qdqtune.config import REGION, SUBGRAPH, WORKFLOWS, EngineFlagsConfig, TuneConfig

@@ -28,19 +28,17 @@ from qdqtune.records._untrusted_files import read_text
 from qdqtune.search._config import Config, get_node_filter_list, preset_for_schemes
 from qdqtune.search.patterns._state_file import read_state
 from qdqtune.workflows._arguments import as_file
-from qdqtune.workflows._benchmark_instance import (
-    benchmark_onnx_model,
-    current_benchmark,
-    init_benchmark_instance,
-)
 from qdqtune.workflows._benchmarks import (
     DEFAULT_TIMING_RUNS,
     Benchmark,
     EngineBenchmark,
     TensorRTPyBenchmark,
     TrtExecBenchmark,
+    benchmark_onnx_model,
+    current_benchmark,
+    init_benchmark_instance,
 )
-from qdqtune.workflows._layers import generate_graph_json, groups_of, guides_program
+from qdqtune.workflows._inspect import generate_graph_json, groups_of, guides_program
 from qdqtune.workflows._source_model import open_source
 from qdqtune.workflows.tuning._folder import RANGES, STATE
 from qdqtune.workflows.tuning._tune import tune

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from qdqtune.cli._engine_flags import chosen_engine
-from qdqtune.cli._flags import add_config, config_from
+from qdqtune.cli._flags import add_config, chosen_engine, config_from
 from qdqtune.cli._runner import FAILED, OK, show
 from qdqtune.config import BenchConfig, EngineFlagsConfig
 

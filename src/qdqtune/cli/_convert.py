@@ -7,7 +7,6 @@ import argparse
 from qdqtune._command_configs import ConvertConfig
 from qdqtune.cli._flags import add_config, add_model, add_output, config_from
 from qdqtune.cli._runner import OK, show
-from qdqtune.records._precision import Precision
 
 DESCRIPTION = (
     "Convert a model, with or without Q/DQ, to another float precision. Ops that "
@@ -32,16 +31,6 @@ def run(options: argparse.Namespace) -> int:
     from qdqtune.report._conversions import conversion_text
     from qdqtune.workflows._convert import convert_model
 
-    config = config_from(options, ConvertConfig)
-    report = convert_model(
-        options.model,
-        Precision(config.to),
-        options.output,
-        keep_io=config.keep_io,
-        keep_nodes=config.keep_nodes,
-        keep_ops=config.keep_ops,
-        request=config.input_request,
-        force=config.force,
-    )
+    report = convert_model(options.model, options.output, config_from(options, ConvertConfig))
     show(options, report, lambda: conversion_text(report))
     return OK

@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
 def _write_list(options: argparse.Namespace, tool: str, config: ExportConfig) -> None:
     from qdqtune.graph._files import check_writable, write_text
     from qdqtune.report._tuning import exclusion_list
-    from qdqtune.workflows._exclusion_list import float_nodes
+    from qdqtune.workflows._export import float_nodes
 
     output = options.output
     if output is not None:

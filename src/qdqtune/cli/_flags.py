@@ -1,12 +1,15 @@
-"""Flags: those generated from configs, and those that every command has."""
+"""Flags: those generated from configs, those that every command has, and those of some engines."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
+import logging
+import shlex
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import Field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from qdqtune._parser import (
     AssignmentsAction,
@@ -32,6 +35,9 @@ from qdqtune.options import (
 )
 from qdqtune.records._inputs import InputRequest
 from qdqtune.records._untrusted_files import parse_size
+
+if TYPE_CHECKING:
+    from qdqtune.engines._options import EngineFlags
 
 C = TypeVar("C")
 
@@ -148,16 +154,14 @@ def _add_flag(
     if kind is INPUTS:
         _add_input_items(group, flags)
         return
-    how: dict[str, Any] = {"default": each.default, "metavar": kind.metavar}
+    read = kind.read if kind.choices else reading(kind.from_text)
+    how: dict[str, Any] = {"default": each.default, "metavar": kind.metavar, "type": read}
     if kind is SWITCH:
         how = {"action": _Switch}
     elif kind.collect is not None:
-        how |= {"default": [], "type": typed(kind), "action": ListAction, **_LISTS.get(kind, {})}
+        how |= {"default": [], "action": ListAction, **_LISTS.get(kind, {})}
     else:
-        how |= {
-            "choices": kind.choices or None,
-            "type": kind.read if kind.choices else typed(kind),
-        }
+        how["choices"] = kind.choices or None
         if kind.bare is not None:
             how |= {"nargs": "?", "const": kind.bare}
         if kind is COMMAND_LINE:
@@ -182,19 +186,19 @@ def _add_input_items(group: argparse._ActionsContainer, flags: Collection[str]) 
             )  # fmt: skip
 
 
-def typed(kind: Kind) -> Callable[[str], Any]:
-    """Return a converter of arguments to a type; its error says what the value must be."""
+def reading(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a converter of arguments; its error is what `read` says is wrong with the value."""
 
     def convert(text: str) -> Any:
         try:
-            return kind.from_text(text)
+            return read(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return convert
 
 
-natural, positive = typed(whole(0)), typed(whole(1))
+natural, positive = reading(whole(0).from_text), reading(whole(1).from_text)
 
 
 def config_from(options: argparse.Namespace, config_class: Callable[..., C], **known: Any) -> C:
@@ -246,25 +250,18 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("limits (see docs/reliability.md)")
     group.add_argument(
         "--max_memory",
-        type=_memory,
+        type=reading(parse_size),
         metavar="SIZE",
         help="memory limit of each process, such as 4GiB (default: the free memory, less a "
         "reserve)",
     )
     group.add_argument(
         "--timeout",
-        type=typed(SECONDS),
+        type=reading(SECONDS.from_text),
         metavar="TIME",
         help="time limit of one step, such as opening a model or a block of runs: 300, 90s, 30m or "
         "2h (default: the engine's)",
     )
-
-
-def _memory(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
@@ -285,3 +282,71 @@ def add_output(
     """Add `-o/--output`."""
     group = group_titled(parser, OutputConfig.TITLE)
     group.add_argument("-o", "--output", required=required, metavar="OUT", help=what)
+
+
+_logger = logging.getLogger(__name__)
+
+
+def take_engine_flags(options: argparse.Namespace, timing_cache: str | None) -> EngineFlags:
+    """Return the engine-specific settings; shapes among them are moved to the general shape flags.
+
+    Args:
+        options: The parsed arguments; this fills in the shapes, and `built_for`: the shapes that
+            kernels are chosen for if the model runs at others.
+        timing_cache: The timing cache file, if requested.
+
+    Raises:
+        UsageError: If a value can't be parsed.
+    """
+    from qdqtune.engines._options import EngineFlags, ShapeArguments
+
+    told = ShapeArguments.found_in(shlex.split(options.trtexec_benchmark_args or ""))
+    options.shapes = options.shapes or told.usual
+    options.min_shapes = options.min_shapes or told.least
+    options.max_shapes = options.max_shapes or told.most
+    is_range = bool(options.min_shapes or options.max_shapes)
+    options.built_for = ",".join(told.best) if is_range and told.best != options.shapes else ""
+    return EngineFlags(
+        timing_cache or "", tuple(options.plugin_libraries or ()), tuple(told.others)
+    )
+
+
+def chosen_engine(options: argparse.Namespace) -> tuple[str, dict[str, str]]:
+    """Return the requested engine and all of its options.
+
+    Raises:
+        QdqtuneError: If the engine can't measure here, or doesn't support a given setting.
+    """
+    from qdqtune.engines import _registry as registry
+
+    words = take_engine_flags(options, options.timing_cache)
+    engine = registry.resolve(options.engine, dict(options.engine_option))
+    return engine, options_for_engine(options, engine, words, is_strict=True)
+
+
+def options_for_engine(
+    options: argparse.Namespace, engine: str, words: EngineFlags, *, is_strict: bool = False
+) -> dict[str, str]:
+    """Return all options of an engine; warn of arguments that its program does not get unchanged.
+
+    Args:
+        options: The parsed arguments, filled in by `take_engine_flags`.
+        engine: The engine.
+        words: The engine-specific settings.
+        is_strict: Whether settings that the engine doesn't support raise an error instead of a
+            warning.
+
+    Raises:
+        UsageError: If a setting is refused.
+    """
+    from qdqtune.engines import _registry as registry
+    from qdqtune.engines.tensorrt._trtexec_settings import notes_on
+
+    found = words.options_of(engine, dict(options.engine_option), is_strict=is_strict)
+    if options.built_for and registry.entry(engine).takes_shape_ranges:
+        found = {"opt_shapes": options.built_for, **found}
+    if engine == registry.GUIDES_PROGRAM:
+        with contextlib.suppress(ValueError):  # the engine's own error says what is wrong
+            for note in notes_on(found):
+                _logger.warning("%s", note)
+    return found

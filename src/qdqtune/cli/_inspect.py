@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _show_groups(options: argparse.Namespace, shown: ShownConfig) -> None:
     from qdqtune.report._inspection import groups_text
-    from qdqtune.workflows._layers import groups_of
+    from qdqtune.workflows._inspect import groups_of
 
     _refuse(options, "can't be used with --groups", "layers", *_OF_REGIONS)
     config = config_from(options, GroupsConfig)
@@ -89,7 +89,7 @@ def _show_groups(options: argparse.Namespace, shown: ShownConfig) -> None:
 
 def _show_layers(options: argparse.Namespace, shown: ShownConfig) -> None:
     from qdqtune.report._inspection import layers_text
-    from qdqtune.workflows._layers import layers_of
+    from qdqtune.workflows._inspect import layers_of
 
     _refuse(options, "can't be used with --layers", *_OF_REGIONS)
     record = layers_of(options.model, config_from(options, LayersConfig))

@@ -6,8 +6,7 @@ import argparse
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qdqtune.cli._engine_flags import chosen_engine
-from qdqtune.cli._flags import add_config, add_model, config_from
+from qdqtune.cli._flags import add_config, add_model, chosen_engine, config_from
 from qdqtune.cli._runner import INTERRUPTED, OK, show
 from qdqtune.config import EngineFlagsConfig, OutputConfig, TuneConfig
 from qdqtune.options import SWITCH, Config, option

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 
 # Control and formatting characters (including bidirectional overrides), surrogates, and line and
 # paragraph separators.
@@ -22,6 +23,12 @@ def printable(text: str) -> str:
 def message(text: str) -> str:
     """Make a multi-line message printable, and truncate long lines."""
     return "\n".join(_cut(printable(line)) for line in text.split("\n"))
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """List names; beyond this many, only their number."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _cut(line: str) -> str:

@@ -1,15 +1,142 @@
-"""Record of a model measured again and compared with the claims made about it."""
+"""The claims of a run about its result, and the record of a model that was measured again."""
 
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from qdqtune.records._claim import Claim
-from qdqtune.records._measurement import BenchRecord, Comparison
+from qdqtune.records._json_form import UNBOUNDED, Record
+from qdqtune.records._measurement import BenchRecord, Comparison, EngineInfo
 from qdqtune.records._results import Result
+from qdqtune.records._tuning import AS_GIVEN
+from qdqtune.records._untrusted_files import check_schema, object_in, whole_in
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+# The largest factor by which a claim may exceed the measured speedup, within the claim's interval.
+_MOST_ABOVE = 2.0
+# How far below the claim's interval a measured speedup may be if its own interval is wide.
+_MOST_BELOW = 1.5
+
+
+@dataclass(frozen=True)
+class Claim(Record):
+    """The claims of a tuning run's summary about the model that it wrote.
+
+    Attributes:
+        speedup: Over the original model.
+        speedup_interval: Both ends of its interval.
+        kept_float: Whether the run returned the original model unchanged.
+        engine: The engine that measured.
+        sqnr_db: SQNR of the worst output against the float model, in dB; None if not claimed.
+        final_sha256: Hash of the model with its weights; empty if not recorded.
+        baseline_sha256: Hash of the baseline with its weights; empty if not recorded.
+        given_sha256: Hash of the tuned file, without external weights; empty if not recorded, or
+            if the baseline is a conversion of it.
+        on_data: Whether the error was measured on the user's data, not on random inputs.
+        samples_digest: Digest of the inputs used for the error; empty if not recorded.
+        ranges: Lowest and highest value of random inputs, by name.
+        seed: Seed of the run.
+        shapes: Input shapes; empty if not recorded.
+        conversion_db: SQNR of the baseline against the original model, in dB, if the baseline is a
+            conversion of it; the error is relative to the original model.
+        tuned_in_float32: Whether the baseline uses half-precision floats and the result does not.
+    """
+
+    JSON: ClassVar[str] = "speedup speedup_interval kept_float output_sqnr_db=sqnr_db engine"
+
+    speedup: float
+    speedup_interval: tuple[float, float] = field(metadata=UNBOUNDED)
+    kept_float: bool
+    engine: EngineInfo
+    sqnr_db: float | None = None
+    final_sha256: str = ""
+    baseline_sha256: str = ""
+    given_sha256: str = ""
+    on_data: bool = False
+    samples_digest: str = ""
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    seed: int = 0
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    conversion_db: float | None = None
+    tuned_in_float32: bool = False
+
+    def agrees_with(self, measured: Comparison) -> bool:
+        """Whether the intervals overlap and the claim is not far above the measured speedup.
+
+        The width of an interval is no excuse: readers of the claim look at the speedup.
+        """
+        low, high = self.speedup_interval
+        is_near = self.speedup <= _MOST_ABOVE * measured.high
+        return is_near and measured.high >= low and measured.low <= high
+
+    def is_supported_by(self, measured: Comparison) -> bool:
+        """Whether the measured speedup itself is near the claim, not only one end of its interval.
+
+        On a busy machine an interval is so wide that it allows almost any claim.
+        """
+        is_near = self.speedup <= _MOST_ABOVE * measured.ratio
+        return is_near and self.speedup_interval[0] <= _MOST_BELOW * measured.ratio
+
+    @classmethod
+    def from_summary(cls, summary: object) -> Claim:
+        """Read the JSON form of a `Summary` without trusting any field.
+
+        Raises:
+            ValueError: If it can't be read, or a claim is impossible; the message says which.
+            NewerSchemaError: If only newer versions can read it.
+        """
+        body = object_in(summary, "it")
+        if body.get("kind") != "summary":
+            raise ValueError('it has no "kind": "summary"')
+        check_schema("summary", whole_in(body.get("schema"), "schema", least=1), "it")
+        engine = object_in(body.get("engine"), "engine")
+        known = {name: engine[name] for name in EngineInfo.__dataclass_fields__ if name in engine}
+        conditions = object_in(body.get("conditions") or {}, "conditions")
+        inputs = object_in(body.get("error_inputs") or {}, "error_inputs")
+        is_converted = body.get("precision", AS_GIVEN) != AS_GIVEN
+        claim = cls.from_dict(
+            {
+                "speedup": body.get("speedup"),
+                "speedup_interval": body.get("speedup_interval"),
+                "kept_float": body.get("kept_float"),
+                "engine": EngineInfo.from_untrusted(known).to_dict(),
+                "sqnr_db": body.get("output_sqnr_db"),
+                "final_sha256": body.get("final_sha256") or "",
+                "baseline_sha256": body.get("baseline_sha256") or "",
+                "given_sha256": "" if is_converted else conditions.get("model_sha256") or "",
+                "on_data": (inputs.get("source") or body.get("calibration")) == "data",
+                "samples_digest": inputs.get("digest") or "",
+                "ranges": inputs.get("ranges") or {},
+                "seed": body.get("seed", 0),
+                "shapes": body.get("shapes") or {},
+                "conversion_db": body.get("precision_sqnr_db") if is_converted else None,
+                "tuned_in_float32": bool(body.get("converted_from")),
+            }
+        )
+        claim._check()
+        return claim
+
+    def _check(self) -> None:
+        """Raise a `ValueError` if a value is impossible although its type is right."""
+        low, high = self.speedup_interval
+        hashes = (self.final_sha256, self.baseline_sha256, self.given_sha256)
+        sizes = [size for shape in self.shapes.values() for size in shape]
+        threads = self.engine.threads
+        for is_possible, problem in (
+            (0.0 <= low <= self.speedup <= high and self.speedup > 0.0,
+             f"a speedup of {self.speedup:g} can't be between {low:g} and {high:g}"),
+            (threads is None or threads >= 1, f"engine.threads can't be {threads}"),
+            (self.seed >= 0, f"seed can't be {self.seed}"),
+            (min(sizes, default=0) >= 0, "shapes has a negative size"),
+            (all(least <= most for least, most in self.ranges.values()),
+             "error_inputs.ranges has a range that ends before it begins"),
+            (all(_SHA256.fullmatch(each) for each in hashes if each), "a SHA-256 is none"),
+        ):  # fmt: skip
+            if not is_possible:
+                raise ValueError(problem)
 
 
 class Outcome(enum.Enum):
@@ -132,7 +259,8 @@ class VerifyReport(Result):
         claim, measured, bench = self.claim, self.measured, self.bench
         if claim is None:
             return None
-        said = f"claimed {claim.speedup:.3f}x, {claim.low:.3f} to {claim.high:.3f}"
+        low, high = claim.speedup_interval
+        said = f"claimed {claim.speedup:.3f}x, {low:.3f} to {high:.3f}"
         if bench is None:
             return Check("speed", Outcome.UNVERIFIED, f"{said}; not timed: {self.not_timed}")
         if measured is None:
@@ -140,27 +268,26 @@ class VerifyReport(Result):
             outcome = Outcome.DIFFERS if baseline is None else Outcome.UNVERIFIED
             return Check("speed", outcome, f"{said}; it can't be timed: {baseline or model}")
         said = f"{measured.ratio:.3f}x, {measured.low:.3f} to {measured.high:.3f}; {said}"
+        made_with = ", ".join(
+            f"{name} {_value(before)}, now {_value(now)}"
+            for name, (before, now) in self.other_conditions.items()
+        ) or ", ".join(self.ignored[:1])
         if self.is_as_given:
-            text = f"{said}; it is the baseline itself, and as fast as that"
-            return Check("speed", Outcome.CONFIRMED if self.agrees else Outcome.DIFFERS, text)
-        if self.other_conditions:
-            differences = ", ".join(
-                f"{name} {_value(before)}, now {_value(now)}"
-                for name, (before, now) in self.other_conditions.items()
-            )
-            text = f"{said}; these can't be compared: the claim was made with {differences}"
-            return Check("speed", Outcome.UNVERIFIED, text)
-        if self.ignored:
-            text = f"{said}; these can't be compared: the claim was made with {self.ignored[0]}"
-            return Check("speed", Outcome.UNVERIFIED, text)
-        if self.agrees and not claim.is_supported_by(measured):
-            text = f"{said}; too uncertain to confirm it: measure again when the machine is quiet"
-            return Check("speed", Outcome.UNVERIFIED, text)
-        if self.agrees:
-            return Check("speed", Outcome.CONFIRMED, f"{said}; they agree")
-        if measured.ratio > claim.speedup:
-            return Check("speed", Outcome.CONFIRMED, f"{said}; it is faster than claimed")
-        return Check("speed", Outcome.DIFFERS, f"{said}; it is slower than claimed")
+            outcome = Outcome.CONFIRMED if self.agrees else Outcome.DIFFERS
+            text = "it is the baseline itself, and as fast as that"
+        elif made_with:
+            outcome = Outcome.UNVERIFIED
+            text = f"these can't be compared: the claim was made with {made_with}"
+        elif not self.agrees:
+            is_faster = measured.ratio > claim.speedup
+            outcome = Outcome.CONFIRMED if is_faster else Outcome.DIFFERS
+            text = f"it is {'faster' if is_faster else 'slower'} than claimed"
+        elif claim.is_supported_by(measured):
+            outcome, text = Outcome.CONFIRMED, "they agree"
+        else:
+            outcome = Outcome.UNVERIFIED
+            text = "too uncertain to confirm it: measure again when the machine is quiet"
+        return Check("speed", outcome, f"{said}; {text}")
 
     @property
     def all_checks(self) -> tuple[Check, ...]:

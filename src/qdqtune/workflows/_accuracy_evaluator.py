@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -237,21 +239,21 @@ class AccuracyEvaluator:
     ) -> None:
         self._has_reading = source.reading is not None
         self.kernels = kernels
-        options = _options(kernels, runner, base)
-        self._written = self._rough = self._exact = _Bench(
-            source, base, runner, samples, options, reference=reference
-        )
+        # The reference engine runs models as written, unless they are for that engine.
+        options: SessionOptions | None = AS_WRITTEN
+        if kernels is not None and kernels.worker is runner:
+            options = opening_options(len(base.nodes)) or kernels.options
+        bench = functools.partial(_Bench, source, base, reference)
+        self._written = self._rough = self._exact = bench(runner, samples, options)
         if approximate_samples is not None:
-            self._rough = _Bench(
-                source, base, runner, lambda: itertools.islice(samples(), approximate_samples),
-                options, reference=reference,
-            )  # fmt: skip
+            self._rough = bench(
+                runner, lambda: itertools.islice(samples(), approximate_samples), options
+            )
         if kernels is not None and kernels.worker is not runner:
             twins = not registry.entry(kernels.engine).runs_bfloat16
-            self._exact = _Bench(
-                source, base, kernels.worker, samples, kernels.options, twins=twins,
-                reference=reference, exact_options=kernels.exact_options,
-            )  # fmt: skip
+            self._exact = bench(
+                kernels.worker, samples, kernels.options, twins, kernels.exact_options
+            )
         self._is_checked = False
         self._hung: WorkerFailure | None = None
 
@@ -281,7 +283,7 @@ class AccuracyEvaluator:
     def _quality(self, candidate: Path) -> Quality:
         found = self._exact.against_float(candidate)
         against_given = self._exact.against_given(candidate) if self._has_reading else {}
-        return replace(found, against_given=against_given, of_float=self._exact.of_float())
+        return replace(found, against_given=against_given, of_float=self._exact.of_float)
 
     def float_sqnr_db(self) -> float | None:
         """Measure how close the float model, as the engine computes it, is to float32.
@@ -296,7 +298,7 @@ class AccuracyEvaluator:
             return None
         try:
             self._check_kernels()
-            of_float = self._in_worker(self._exact.of_float)
+            of_float = self._in_worker(lambda: self._exact.of_float)
         except WorkerFailure as failure:
             title = registry.title(self.kernels.engine)
             raise EngineError(
@@ -365,44 +367,29 @@ class AccuracyEvaluator:
             bench.close()
 
 
+@dataclass
 class _Bench:
     """One worker in which models are compared.
 
-    Args:
+    Attributes:
         source: What the candidates are made from.
         base: Its float model.
+        reference: The float32 model that `base` was converted from; None if it wasn't converted.
         worker: The worker that runs them.
         samples: Makes the inputs.
         options: Options for opening models.
         twins: Whether models in bfloat16 run as their float32 twins.
-        reference: The float32 model that `base` was converted from; None if it wasn't converted.
         exact_options: Options for opening the float model, if different.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        base: PreparedModel,
-        worker: Worker,
-        samples: Callable[[], Iterable[Feeds]],
-        options: SessionOptions | None,
-        *,
-        twins: bool = True,
-        reference: Path | None = None,
-        exact_options: SessionOptions | None = None,
-    ) -> None:
-        self._source = source
-        self._base = base
-        self._worker = worker
-        self._samples = samples
-        self._options = options
-        self._exact_options = exact_options
-        self._of_float: Quality | None = None
-        self._needs_twin = twins and has_types(source.model, {ir.DataType.BFLOAT16})
-        self._original = reference
-        self._given_needs_twin = twins and source.has_bfloat16
-        self._float: Reference | None = None
-        self._given: Reference | None = None
+    source: Source
+    base: PreparedModel
+    reference: Path | None
+    worker: Worker
+    samples: Callable[[], Iterable[Feeds]]
+    options: SessionOptions | None
+    twins: bool = True
+    exact_options: SessionOptions | None = None
 
     def against_float(self, candidate: Path, options: SessionOptions | None = None) -> Quality:
         """Compare a candidate's outputs, and the scores behind them, with the float model's.
@@ -411,9 +398,9 @@ class _Bench:
             candidate: A file in the base's folder.
             options: Options for opening it, if different from the float model's.
         """
-        reference = self._reference()
+        reference = self._float
         shown, decided = add_scores(self._runnable(candidate, self._needs_twin))
-        compared = reference.compare(shown, options or self._options)
+        compared = reference.compare(shown, options or self.options)
         found = compared.decibels()
         return Quality(
             {name: db for name, db in found.items() if name not in decided},
@@ -421,11 +408,14 @@ class _Bench:
             why_unknown=_why_unknown(compared, found, decided),
         )
 
+    def against_given(self, candidate: Path) -> dict[str, float]:
+        """Return the SQNR of a candidate against the original file."""
+        return self._given.sqnr_db(self._runnable(candidate, self._needs_twin))
+
+    @cached_property
     def of_float(self) -> Quality | None:
-        """Compare the float model with itself in float32; None if it is computed in float32."""
-        if self._exact_options is not None and self._of_float is None:
-            self._of_float = self.against_float(self._float_model())
-        return self._of_float
+        """The float model compared with itself in float32; None if it is computed in float32."""
+        return None if self.exact_options is None else self.against_float(self._float_model())
 
     def run_float_models(self) -> None:
         """Run the float model, both original and converted.
@@ -433,42 +423,43 @@ class _Bench:
         Raises:
             WorkerFailure: If that can't be done.
         """
-        self._reference()
-        if self._original is not None:
+        _ = self._float
+        if self.reference is not None:
             self.against_float(self._float_model())
 
-    def _reference(self) -> Reference:
-        """Return the outputs of the float model."""
-        if self._float is None:
-            path = self._original or self._runnable(self._float_model(), self._needs_twin)
-            shown, _ = add_scores(path)
-            self._float = self._run(shown, self._exact_options or self._options)
-        return self._float
+    @cached_property
+    def _float(self) -> Reference:
+        """The outputs of the float model."""
+        path = self.reference or self._runnable(self._float_model(), self._needs_twin)
+        shown, _ = add_scores(path)
+        return self._run(shown, self.exact_options or self.options)
 
-    def _float_model(self) -> Path:
-        return self._base.write(self._base.whole(), "reference")
+    @cached_property
+    def _given(self) -> Reference:
+        """The outputs of the original file."""
+        needs_twin = self.twins and self.source.has_bfloat16
+        return self._run(self._runnable(self.source.path, needs_twin), self.options)
 
-    def against_given(self, candidate: Path) -> dict[str, float]:
-        """Return the SQNR of a candidate against the original file."""
-        if self._given is None:
-            given = self._runnable(self._source.path, self._given_needs_twin)
-            self._given = self._run(given, self._options)
-        return self._given.sqnr_db(self._runnable(candidate, self._needs_twin))
+    @cached_property
+    def _needs_twin(self) -> bool:
+        return self.twins and has_types(self.source.model, {ir.DataType.BFLOAT16})
 
     def close(self) -> None:
         """Discard the outputs."""
-        for reference in (self._float, self._given):
-            if reference is not None:
+        for name in ("_float", "_given"):
+            if (reference := vars(self).pop(name, None)) is not None:
                 reference.close()
-        self._float = self._given = None
+
+    def _float_model(self) -> Path:
+        return self.base.write(self.base.whole(), "reference")
 
     def _run(self, model: Path, options: SessionOptions | None) -> Reference:
-        return Reference(self._worker, model, self._samples(), options=options)
+        return Reference(self.worker, model, self.samples(), options=options)
 
     def _runnable(self, path: Path, needs_twin: bool) -> Path:
         if not needs_twin:
             return path
-        folder = self._base.store.folder
+        folder = self.base.store.folder
         twin = folder / f"twin{len(list(folder.iterdir()))}.onnx"
         return save_model(float32_twin(load_model(path)), twin)
 
@@ -484,10 +475,3 @@ def _why_unknown(
     if undefined:
         return f"the float model's output {undefined[0]!r} is NaN on every sample"
     return "" if found else "the model has no output of floats"
-
-
-def _options(kernels: Kernels | None, runner: Worker, base: PreparedModel) -> SessionOptions | None:
-    """Return the reference engine's options: run as written, unless models are for that engine."""
-    if kernels is None or kernels.worker is not runner:
-        return AS_WRITTEN
-    return opening_options(len(base.nodes)) or kernels.options

@@ -8,6 +8,7 @@ model's outputs show what each group costs.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import math
@@ -74,10 +75,11 @@ class FallbackResult:
     own: Mapping[str, OpError] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
 class AccuracyFallback:
     """Chooses ranges part by part where that helps, and drops ops until a draft is accurate.
 
-    Args:
+    Attributes:
         draft: The draft from the placement rules.
         redraft: Runs the rules again with some ops kept in float for the given reasons.
         parts: Its ops, in groups of like ones.
@@ -88,25 +90,14 @@ class AccuracyFallback:
         progress: Called with the current step, its index and the total.
     """
 
-    def __init__(
-        self,
-        draft: Draft,
-        redraft: Callable[[Mapping[str, RuleDecision]], Draft],
-        parts: Sequence[Part],
-        accuracy: AccuracyEvaluator,
-        worker: Worker,
-        samples: Callable[[], Iterable[Feeds]],
-        least_db: float | None,
-        progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
-    ) -> None:
-        self._draft = draft
-        self._redraft = redraft
-        self._parts = joined(parts, _MOST_PARTS)
-        self._accuracy = accuracy
-        self._worker = worker
-        self._samples = samples
-        self._least_db = least_db
-        self._progress = progress
+    draft: Draft
+    redraft: Callable[[Mapping[str, RuleDecision]], Draft]
+    parts: Sequence[Part]
+    accuracy: AccuracyEvaluator
+    worker: Worker
+    samples: Callable[[], Iterable[Feeds]]
+    least_db: float | None
+    progress: Callable[[str, int, int], None]
 
     def guard(self, ways: Mapping[RangeMethod, Scaled]) -> FallbackResult:
         """Reduce the draft until it is accurate enough.
@@ -115,12 +106,12 @@ class AccuracyFallback:
             ways: The whole draft with the ranges of every allowed method.
         """
         best = max(ways.values(), key=lambda scaled: scaled.quality.worst_db)
-        own = self._own_errors(best.inserter, self._draft.placement())
-        if self._least_db is None:
-            return FallbackResult(self._draft, self._draft.placement(), best, best.quality, own)
+        own = self._own_errors(best.inserter, self.draft.placement())
+        if self.least_db is None:
+            return FallbackResult(self.draft, self.draft.placement(), best, best.quality, own)
         if best.quality.why_unknown:  # none of its parts could be compared, either
-            return FallbackResult(self._draft, Placement(), best, best.quality, own)
-        least = self._least_db
+            return FallbackResult(self.draft, Placement(), best, best.quality, own)
+        least = self.least_db
         dropped = self._failing(best, own, least)
         tried = self._without(dropped, best)
         if not tried.placement or tried.quality.shortfall(max(least, _COMFORTABLE_DB)):
@@ -136,7 +127,7 @@ class AccuracyFallback:
         these ops are dropped first, and the rest is checked again.
         """
         dropped: dict[str, RuleDecision] = {}
-        found, draft = own, self._draft
+        found, draft = own, self.draft
         for kind in (draft.planner.passthrough, draft.planner.units):
             failing = {
                 name: RuleDecision(
@@ -146,7 +137,7 @@ class AccuracyFallback:
                 if each.sqnr_db < least and name in kind and name in draft.chosen
             }
             if failing and kind is draft.planner.passthrough:
-                draft = self._redraft(failing)
+                draft = self.redraft(failing)
                 found = self._own_errors(best.inserter, draft.placement())
             dropped |= failing
         return dropped
@@ -154,8 +145,8 @@ class AccuracyFallback:
     def _without(self, dropped: Mapping[str, RuleDecision], scaled: Scaled) -> FallbackResult:
         """Run the rules again with these ops kept in float."""
         if not dropped:
-            return FallbackResult(self._draft, self._draft.placement(), scaled, scaled.quality)
-        draft = self._redraft(dropped)
+            return FallbackResult(self.draft, self.draft.placement(), scaled, scaled.quality)
+        draft = self.redraft(dropped)
         placement = draft.placement()
         quality = self._quality_of(scaled.inserter, placement) if placement else Quality()
         return FallbackResult(draft, placement, scaled, quality)
@@ -175,8 +166,8 @@ class AccuracyFallback:
             dropped: The ops that fail outright.
             least: The minimum SQNR of the outputs.
         """
-        _logger.info("looking at what %d parts of the model do to its outputs", len(self._parts))
-        parts = [part - dropped.keys() for part in self._parts]
+        _logger.info("looking at what %d parts of the model do to its outputs", len(self.parts))
+        parts = [part - dropped.keys() for part in self.parts]
         noise: dict[RangeMethod, list[float]] = {}
         tried = _worth_trying(ways)
         for way, scaled in tried.items():
@@ -184,7 +175,7 @@ class AccuracyFallback:
             for part in parts:
                 noise[way].append(self._noise(scaled.inserter, part))
                 done = sum(map(len, noise.values()))
-                self._progress(
+                self.progress(
                     "measuring errors of parts of the model", done, len(tried) * len(parts)
                 )
         mixed = self._without(dropped, self._mixed(ways, parts, noise))
@@ -213,7 +204,7 @@ class AccuracyFallback:
             return ways[next(iter(noise))]
         harm: dict[str, dict[RangeMethod, float]] = {}
         for number, part in enumerate(parts):
-            for tensor in self._draft.only(part).tensors:
+            for tensor in self.draft.only(part).tensors:
                 for way, noises in noise.items():
                     of_tensor = harm.setdefault(tensor, dict.fromkeys(noise, 0.0))
                     of_tensor[way] += noises[number]
@@ -226,7 +217,7 @@ class AccuracyFallback:
             if tensor in known:
                 chosen[tensor] = known[tensor]
         inserter = ways[best].inserter.with_ranges(Ranges(chosen, ranges.source, ranges.samples))
-        return Scaled("mixed", inserter, self._quality_of(inserter, self._draft.placement()))
+        return Scaled("mixed", inserter, self._quality_of(inserter, self.draft.placement()))
 
     def _fewest(
         self,
@@ -237,51 +228,49 @@ class AccuracyFallback:
     ) -> FallbackResult:
         """Drop the fewest parts, worst first and at least one, to be accurate enough."""
 
+        @functools.cache
         def without(count: int) -> FallbackResult:
             verdicts = dict(dropped)
             for part in ranked[:count]:
                 verdicts |= part
             return self._without(verdicts, whole.scaled)
 
-        found: dict[int, FallbackResult] = {}
-
         def is_enough(count: int) -> bool:
-            found[count] = without(count)
-            return bool(found[count].placement) and not found[count].quality.shortfall(least)
+            tried = without(count)
+            return bool(tried.placement) and not tried.quality.shortfall(least)
 
-        count = fewest_dropped(len(ranked), is_enough, self._progress)
-        return found[count] if count in found else without(count)
+        return without(fewest_dropped(len(ranked), is_enough, self.progress))
 
     def _noise(self, inserter: Inserter, part: Part) -> float:
         """Return the noise that a part adds to the worst output, relative to its signal."""
-        placement = self._draft.only(part)
+        placement = self.draft.only(part)
         if not placement:
             return 0.0
-        decibels = self._accuracy.approximate_sqnr_db(inserter.write(placement, "part"))
+        decibels = self.accuracy.approximate_sqnr_db(inserter.write(placement, "part"))
         return math.pow(10.0, -decibels / 10.0)
 
     def _worth(self, part: Part) -> float:
         """Return what quantizing a part may gain."""
-        share = sum(self._draft.shares.get(name, 0.0) for name in part)
+        share = sum(self.draft.shares.get(name, 0.0) for name in part)
         # Ops with a small share may still carry what others gain.
-        return share + 1.0 / (1 + len(self._parts))
+        return share + 1.0 / (1 + len(self.parts))
 
     def _own_errors(self, inserter: Inserter, placement: Placement) -> dict[str, OpError]:
         base = inserter.base
         path = base.write(base.whole(), "guard_float")
         try:
             candidate = inserter.write(placement, "guard_quantized")
-            samples = itertools.islice(self._samples(), _SAMPLES)
-            return own_errors(self._worker, path, candidate, samples)
+            samples = itertools.islice(self.samples(), _SAMPLES)
+            return own_errors(self.worker, path, candidate, samples)
         except EngineError as error:
             _logger.warning("the error of single ops can't be told here: %s", error)
             return {}
 
     def _quality_of(self, inserter: Inserter, placement: Placement) -> Quality:
-        return self._accuracy.quality(inserter.write(placement, "guarded"))
+        return self.accuracy.quality(inserter.write(placement, "guarded"))
 
 
-def joined(parts: Sequence[Part], most: int) -> list[Part]:
+def joined(parts: Sequence[Part], most: int = _MOST_PARTS) -> list[Part]:
     """Join neighbouring parts until at most this many are left."""
     size = math.ceil(len(parts) / most) if parts else 1
     return [frozenset().union(*parts[at : at + size]) for at in range(0, len(parts), size)]

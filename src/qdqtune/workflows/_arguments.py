@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -23,7 +22,6 @@ from qdqtune.engines._native_dialect import native_dialect
 from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._files import load_model, model_from_proto, save_model
 from qdqtune.graph._index import GraphIndex
-from qdqtune.options import NAME, PATH, SWITCH, WILDCARDS, Kind, whole
 from qdqtune.qdq._dialect import Dialect
 from qdqtune.qdq._selection import unknown
 from qdqtune.qdq.dialects import dialect_named
@@ -38,42 +36,18 @@ _EXPECTED = "a path, an onnx.ModelProto or an onnx_ir.Model"
 _NODE = "node"
 
 
-def _optional(kind: Kind) -> Kind:
-    return replace(kind, must_be=f"{kind.must_be}, or None", takes_none=True)
-
-
-_TEXT = replace(NAME, must_be="a text")
-_TEXTS = replace(WILDCARDS, must_be="a list of texts")
-_OPTIONS = Kind(
-    "a dict of options by name",
-    lambda value: isinstance(value, Mapping) and all(isinstance(each, str) for each in value),
-)
-_POSITIVE = whole(1)
-
 _SEE = "docs/python.md says what goes in."
 
-_KINDS = {
-    "batch_size": _optional(_POSITIVE),
-    "candidate": _TEXT,
-    "engine": _TEXT,
-    "engine_options": _optional(_OPTIONS),
-    "folder": PATH,
-    "force": SWITCH,
-    "output": _optional(PATH),
-    "threads": _optional(_POSITIVE),
-}
 
-
-def check_arguments(**arguments: object) -> None:
-    """Check that arguments have the types that their names imply.
+def checked_path(value: object, name: str) -> Path:
+    """Return an argument as a path.
 
     Raises:
-        UsageError: If one has not; it names the argument, its value and the expected type.
+        UsageError: If it is none; it names the argument, its value and the expected type.
     """
-    for name, value in arguments.items():
-        kind = _KINDS[name]
-        if not (kind.takes_none if value is None else kind.accepts(value)):
-            raise wrong_type(name, value, kind.must_be)
+    if not isinstance(value, str | os.PathLike):
+        raise wrong_type(name, value, "a path")
+    return Path(value)
 
 
 def wrong_type(name: str, value: object, expected: str) -> UsageError:
@@ -102,10 +76,11 @@ def as_file(model: AnyModel, argument: str = "model") -> Iterator[Path]:
         UsageError: If it is not a model.
         ModelError: If it is in memory, and invalid.
     """
-    _check_type(model, argument)
-    if isinstance(model, str | os.PathLike):
+    if isinstance(model, str | os.PathLike) and isinstance(os.fspath(model), str):
         yield Path(model)
         return
+    if not isinstance(model, onnx.ModelProto | ir.Model):
+        raise wrong_type(argument, model, _EXPECTED)
     with TemporaryFolder() as folder:
         path = folder / "model.onnx"
         _write(model, path, argument)
@@ -133,14 +108,23 @@ def on_file(
 
 
 @contextmanager
-def output_file(model: AnyModel, output: str | os.PathLike[str] | None) -> Iterator[Path]:
+def output_file(
+    model: AnyModel, output: str | os.PathLike[str] | None, suffix: str = ""
+) -> Iterator[Path]:
     """Provide the output file; a temporary one for a model in memory.
 
+    Args:
+        model: The model as given.
+        output: The output file as given.
+        suffix: That of a file beside the model, if `model` is a path and no output is given.
+
     Raises:
-        UsageError: If `model` is a path, and no output is given.
+        UsageError: If there is neither an output nor a suffix for a model given by its path.
     """
     if output is not None:
-        yield Path(output)
+        yield checked_path(output, "output")
+    elif isinstance(model, str | os.PathLike) and suffix:
+        yield Path(model).with_suffix(suffix)
     elif isinstance(model, str | os.PathLike):
         raise UsageError(
             "No output file was given.",
@@ -177,14 +161,6 @@ def _write(model: onnx.ModelProto | ir.Model, path: Path, argument: str) -> None
             f"{argument} can't be written as an ONNX model: {error}",
             "See what `onnx_ir.save` says about it.",
         ) from error
-
-
-def _check_type(model: object, argument: str) -> None:
-    is_path = isinstance(model, str) or (
-        isinstance(model, os.PathLike) and isinstance(os.fspath(model), str)
-    )
-    if not is_path and not isinstance(model, onnx.ModelProto | ir.Model):
-        raise wrong_type(argument, model, _EXPECTED)
 
 
 def choose_dialect(

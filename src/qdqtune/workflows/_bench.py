@@ -30,7 +30,11 @@ from qdqtune.records._errors import EngineError, UsageError
 from qdqtune.records._inputs import InputRequest, request_of, shape_text
 from qdqtune.records._measurement import BenchmarkEntry, BenchRecord, EngineInfo, Measurement
 from qdqtune.workflows._arguments import AnyModel, as_file, name_of, wrong_type
-from qdqtune.workflows._shape_ranges import check_takes_ranges, options_with_ranges, timed_request
+from qdqtune.workflows._sample_provider import (
+    check_takes_ranges,
+    options_with_ranges,
+    timed_request,
+)
 
 if TYPE_CHECKING:
     from qdqtune.engines._interface import Outputs

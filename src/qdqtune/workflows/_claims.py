@@ -6,10 +6,10 @@ import contextlib
 import logging
 import math
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from qdqtune.config import DEFAULT_MIN_SQNR_DB
 from qdqtune.engines._interface import SessionOptions
@@ -17,30 +17,27 @@ from qdqtune.engines._reference_engine import reference_worker
 from qdqtune.graph._atomic_files import sha256_of
 from qdqtune.graph._files import load_model, save_model
 from qdqtune.graph._index import GraphIndex
-from qdqtune.graph._input_shapes import bind_dims, input_dims, input_named
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.qdq._op_units import canonical
 from qdqtune.qdq._read_back import strip
 from qdqtune.records._accuracy import allowed_sqnr_db
-from qdqtune.records._claim import Claim
-from qdqtune.records._errors import LimitError, QdqtuneError, UsageError
+from qdqtune.records._errors import QdqtuneError
 from qdqtune.records._inputs import InputRequest
 from qdqtune.records._placement import Edge, Placement
-from qdqtune.records._untrusted_files import parse_json, read_text
-from qdqtune.records._verification import Check, Edges, Outcome
+from qdqtune.records._printable import listed
+from qdqtune.records._untrusted_files import read_text
+from qdqtune.records._verification import Check, Claim, Edges, Outcome
 from qdqtune.workflows._accuracy_evaluator import AccuracyEvaluator, has_own_kernels, open_kernels
 from qdqtune.workflows._sample_provider import sample_provider
 from qdqtune.workflows._source_model import open_source
 from qdqtune.workflows.tuning._folder import JOURNAL
 from qdqtune.workflows.tuning._journal_format import whole_lines
-from qdqtune.workflows.tuning._run_files import FINAL, PLACEMENT, SUMMARY, sha256_with_weights
+from qdqtune.workflows.tuning._run_files import PLACEMENT, SUMMARY, sha256_with_weights
 
 _logger = logging.getLogger(__name__)
 
-# Larger inputs (in elements) are generated only if the user requests them.
-_MOST_ELEMENTS = 1 << 28
-# The number of names that a sentence lists; beyond it, it gives only a count.
-_SHOWN = 3
+_Read = TypeVar("_Read")
+
 
 SAME_DB = 1.0
 """How far below its claim an error may be where the claim was made: a quarter more noise.
@@ -63,38 +60,22 @@ EXACT_DB = 80.0
 """What is nearer than this to float is as near as float32 is to itself, summed otherwise."""
 
 
-def lies_in_run(file: Path) -> bool:
-    """Whether files beside a model show that a tuning run wrote it."""
-    return any(file.with_name(name).exists() for name in (SUMMARY, PLACEMENT, JOURNAL))
-
-
-def claim_about(file: Path, sha256: str) -> Claim | str:
-    """Return the claim in the summary beside a file, or why there is none.
-
-    Args:
-        file: The model.
-        sha256: Of the model.
-    """
-    path = file.with_name(SUMMARY)
+def read_beside(file: Path, name: str, read: Callable[[str], _Read]) -> _Read | str:
+    """Read a file of a run beside its model, or say why it can't be used."""
     try:
-        claim = Claim.from_summary(parse_json(read_text(path), SUMMARY))
+        return read(read_text(file.with_name(name)))
     except FileNotFoundError:
-        return f"there is no {SUMMARY} beside it"
-    except LimitError as error:
+        return f"there is no {name} beside it"
+    except QdqtuneError as error:
         return error.what.rstrip(".")
     except OSError as error:
-        return f"{SUMMARY} can't be read: {error.strerror}"
+        return f"{name} can't be read: {error.strerror}"
     except ValueError as error:
-        return f"{SUMMARY} can't be used: {error}"
-    if file.name != FINAL and sha256 != claim.final_sha256:
-        return f"{SUMMARY} is about {FINAL}, and this is another file"
-    return claim
+        return f"{name} can't be used: {error}"
 
 
 def check_file(claim: Claim, file: Path, sha256: str) -> Check:
     """Check that a model is the file that a run wrote, with all its weights."""
-    if not claim.final_sha256:
-        return Check("file", Outcome.UNVERIFIED, f"{SUMMARY} does not tell its SHA-256")
     expected = claim.final_sha256
     if expected == sha256 and claim.kept_float and claim.baseline_sha256:
         # A copy's weights can be in files of any name; all others have one weight file of their
@@ -105,16 +86,17 @@ def check_file(claim: Claim, file: Path, sha256: str) -> Check:
 
 def check_baseline(claim: Claim, baseline: Path) -> Check:
     """Check that the float model is the run's; otherwise the claim is about another one."""
-    if claim.baseline_sha256:
-        expected, found = claim.baseline_sha256, sha256_with_weights(baseline)
+    expected, found = claim.baseline_sha256, ""
+    if expected:
+        found = sha256_with_weights(baseline)
     elif claim.given_sha256:
         expected, found = claim.given_sha256, sha256_of(baseline)
-    else:
-        return Check("baseline", Outcome.UNVERIFIED, f"{SUMMARY} does not tell its SHA-256")
     return _same_hash("baseline", expected, found, Outcome.UNVERIFIED)
 
 
 def _same_hash(name: str, expected: str, found: str, otherwise: Outcome) -> Check:
+    if not expected:
+        return Check(name, Outcome.UNVERIFIED, f"{SUMMARY} does not tell its SHA-256")
     if expected == found:
         return Check(name, Outcome.CONFIRMED, f"its SHA-256 is the one in {SUMMARY}, {found[:12]}")
     text = f"its SHA-256 is {found[:12]}, and the one in {SUMMARY} {expected[:12]}"
@@ -127,28 +109,17 @@ def check_placement(file: Path, claim: Claim | None) -> tuple[Check, Edges | Non
     Raises:
         ModelError: If it can't be read.
     """
-    path = file.with_name(PLACEMENT)
-    try:
-        placement = Placement.from_json(read_text(path), PLACEMENT)
-    except FileNotFoundError:
-        return Check("placement", Outcome.UNVERIFIED, f"there is no {PLACEMENT} beside it"), None
-    except QdqtuneError as error:
-        return Check("placement", Outcome.UNVERIFIED, error.what.rstrip(".")), None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        text = f"{PLACEMENT} can't be read: {reason}"
-        return Check("placement", Outcome.UNVERIFIED, text), None
-    if claim is not None and claim.kept_float:
-        return _kept_float(placement), None
-    edges = _compare_edges(file, placement)
-    return _edges_check(edges), edges
-
-
-def _kept_float(placement: Placement) -> Check:
+    placement = read_beside(file, PLACEMENT, lambda text: Placement.from_json(text, PLACEMENT))
+    if isinstance(placement, str):
+        return Check("placement", Outcome.UNVERIFIED, placement), None
+    if claim is None or not claim.kept_float:
+        edges = _compare_edges(file, placement)
+        return _edges_check(edges), edges
     if not placement:
-        return Check("placement", Outcome.CONFIRMED, "empty, as the run kept its baseline")
+        text = "empty, as the run kept its baseline"
+        return Check("placement", Outcome.CONFIRMED, text), None
     text = f"the run kept its baseline, but {PLACEMENT} has {len(placement.edges)} edges"
-    return Check("placement", Outcome.DIFFERS, text)
+    return Check("placement", Outcome.DIFFERS, text), None
 
 
 def _compare_edges(file: Path, placement: Placement) -> Edges:
@@ -176,17 +147,11 @@ def _edges_check(edges: Edges) -> Check:
         text = f"its {edges.expected} Q/DQ edges are exactly those of {PLACEMENT}"
         return Check("placement", Outcome.CONFIRMED, text)
     text = "; ".join(
-        f"{len(names)} Q/DQ edges {what} {PLACEMENT}: {_names(names)}"
+        f"{len(names)} Q/DQ edges {what} {PLACEMENT}: {listed(names)}"
         for names, what in ((edges.missing, "are only in"), (edges.surplus, "are not in"))
         if names
     )
     return Check("placement", Outcome.DIFFERS, text)
-
-
-def _names(names: tuple[str, ...]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    more = len(names) - _SHOWN
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def shapes_of_run(claim: Claim, folder: Path) -> dict[str, tuple[int, ...]]:
@@ -208,27 +173,6 @@ def shapes_of_run(claim: Claim, folder: Path) -> dict[str, tuple[int, ...]]:
         for name, shape in found.items()
         if isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
     }
-
-
-def why_not_its_inputs(claim: Claim, folder: Path, baseline: Path) -> str:
-    """Explain why a claim is about inputs that its baseline doesn't have; empty if it isn't.
-
-    Raises:
-        ModelError: If the baseline can't be read.
-    """
-    inputs = input_dims(load_model(baseline))
-    try:
-        bind_dims(inputs, InputRequest(shapes=shapes_of_run(claim, folder)))
-        for name in claim.ranges:
-            input_named(inputs, name)
-    except UsageError as error:
-        return f"{SUMMARY} is about other inputs: {error.what.rstrip('.')}"
-    return ""
-
-
-def are_small(shapes: Iterable[tuple[int, ...]]) -> bool:
-    """Whether inputs are small enough to be generated at a file's request."""
-    return sum(map(math.prod, shapes)) <= _MOST_ELEMENTS
 
 
 @dataclass(frozen=True)
@@ -309,7 +253,9 @@ def measure_error(
     return MeasuredError(found, as_written, of_float, provider.evaluation_digest(), missing)
 
 
-def check_error(claim: Claim, found: MeasuredError, *, is_quantized: bool, is_same: bool) -> Check:
+def compare_error(
+    claim: Claim, found: MeasuredError, *, is_quantized: bool, is_same: bool
+) -> tuple[Outcome, str]:
     """Put an error beside the one that was claimed.
 
     Args:
@@ -322,35 +268,32 @@ def check_error(claim: Claim, found: MeasuredError, *, is_quantized: bool, is_sa
     if claimed is None and not is_quantized:
         claimed = EXACT_DB
     if found.missing:
-        return Check("error", Outcome.DIFFERS, f"it lacks the output {found.missing[0]!r}")
+        return Outcome.DIFFERS, f"it lacks the output {found.missing[0]!r}"
     if found.sqnr_db is None:
-        return Check("error", Outcome.UNVERIFIED, "it has no float output that could be compared")
+        return Outcome.UNVERIFIED, "it has no float output that could be compared"
     measured = _with_conversion(found.sqnr_db, claim.conversion_db)
     said = f"{_decibels(measured)} against float"
     if claimed is None:
         is_exact = measured == math.inf
-        outcome = Outcome.CONFIRMED if is_exact else Outcome.UNVERIFIED
-        return Check("error", outcome, f"{said}; none was claimed")
+        return Outcome.CONFIRMED if is_exact else Outcome.UNVERIFIED, f"{said}; none was claimed"
     said += f", claimed {_decibels(claimed)}"
     if measured < DEFAULT_MIN_SQNR_DB:
         said += f" (tune rejects less than {DEFAULT_MIN_SQNR_DB:g} dB unless told otherwise)"
     if claim.samples_digest and claim.samples_digest != found.digest:
-        return Check("error", Outcome.UNVERIFIED, f"{said}, but on other samples")
+        return Outcome.UNVERIFIED, f"{said}, but on other samples"
     wanted = min(claimed, EXACT_DB)
     tolerance = SAME_DB if is_same else OTHER_DB
     if measured >= allowed_sqnr_db(wanted - tolerance, None if is_same else found.float_sqnr_db):
-        return Check("error", Outcome.CONFIRMED, f"{said}; {tolerance:g} dB less would be accepted")
+        return Outcome.CONFIRMED, f"{said}; {tolerance:g} dB less would be accepted"
     as_written = found.as_written_db
     if not is_same and as_written is not None and as_written >= wanted - OTHER_DB:
-        text = (
+        return Outcome.UNVERIFIED, (
             f"{said}; run as it is written, {_decibels(as_written)}: the kernels of this machine "
             "compute it less exactly than those of the claim"
         )
-        return Check("error", Outcome.UNVERIFIED, text)
     if not claim.samples_digest:
-        text = f"{said}, but the summary does not tell on which inputs"
-        return Check("error", Outcome.UNVERIFIED, text)
-    return Check("error", Outcome.DIFFERS, f"{said}; at most {tolerance:g} dB less is accepted")
+        return Outcome.UNVERIFIED, f"{said}, but the summary does not tell on which inputs"
+    return Outcome.DIFFERS, f"{said}; at most {tolerance:g} dB less is accepted"
 
 
 def _with_conversion(sqnr_db: float, conversion_db: float | None) -> float:

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
@@ -31,17 +30,17 @@ from qdqtune.graph._shapes import infer_shapes
 from qdqtune.options import configured_on_pair
 from qdqtune.records._accuracy import ErrorReport, LayerError, OutputError
 from qdqtune.records._errors import EngineError, UsageError
-from qdqtune.records._inputs import InputRequest
 from qdqtune.records._ranges import CalibrationSource
 from qdqtune.workflows._accuracy_evaluator import Kernels, kernels_of
 from qdqtune.workflows._arguments import AnyModel, as_file, name_of
 from qdqtune.workflows._bench import common_request, engine_info, signature
-from qdqtune.workflows._sample_provider import Progress
 from qdqtune.workflows._source_model import float32_twin, has_types
 
 _OTHER_INPUTS = "Feed it with what it gets in use; of open dims, not all sizes may be possible."
 _RANDOM_SAMPLES = 8
 _MOST_SAMPLES = 32
+
+_Samples = Callable[[], Iterable[Feeds]]
 
 
 @configured_on_pair(CompareConfig)
@@ -59,13 +58,12 @@ def compare(float_model: AnyModel, quantized_model: AnyModel, config: CompareCon
         QdqtuneError: For any error that the user can act on.
     """
     name = _with_kernels(config.engine)
-    request = config.input_request
     options = SessionOptions(threads=config.threads, engine_options=config.engine_options or {})
     with contextlib.ExitStack() as stack:
         original = _open(stack.enter_context(as_file(float_model, "float_model")))
         quantized = _open(stack.enter_context(as_file(quantized_model, "quantized_model")))
         _check_roles(original, quantized)
-        provider = _provider(original, quantized, request, config.data, config.samples)
+        source, samples, describe = _samples(original, quantized, config)
         runner = stack.enter_context(reference_worker())
         room = stack.enter_context(tempfile.TemporaryDirectory(dir=runner.scratch))
         worker = runner if name is None else stack.enter_context(Worker(name, options))
@@ -73,14 +71,22 @@ def compare(float_model: AnyModel, quantized_model: AnyModel, config: CompareCon
         kernels = Kernels(worker.engine, worker, AS_WRITTEN)
         if name is not None:
             kernels = kernels_of(worker, worker, info)
-        outputs = _outputs(original, quantized, kernels, provider, Path(room))
+        outputs = _outputs(original, quantized, kernels, samples, Path(room))
         pairing = Pairing(original.model, quantized.model)
         if not outputs and not pairing.ops:
-            raise _strangers(original, quantized)
+            raise UsageError(
+                f"{original.name} and {quantized.name} have no output and no quantized op in "
+                "common, by name.",
+                "Is one made from the other?",
+            )
         layers: tuple[LayerError, ...] = ()
         failure = ""
         try:
-            layers = _layers(runner, pairing, provider, Path(room), config.progress)
+            own, accumulated = (
+                op_errors(runner, pairing, wiring, samples(), Path(room), config.progress)
+                for wiring in (Wiring.OWN, Wiring.ACCUMULATED)
+            )
+            layers = tuple(LayerError(error, accumulated.get(node)) for node, error in own.items())
         except EngineError as error:
             if name is None:
                 raise
@@ -90,8 +96,8 @@ def compare(float_model: AnyModel, quantized_model: AnyModel, config: CompareCon
         quantized_model=name_of(quantized_model, "quantized_model"),
         engine=info,
         as_written=name is None,
-        source=provider.source,
-        samples=provider.describe(),
+        source=source,
+        samples=describe(),
         outputs=outputs,
         layers=layers,
         unpaired=tuple(node.name or "" for node in pairing.unpaired),
@@ -138,60 +144,38 @@ def _check_roles(original: _Opened, quantized: _Opened) -> None:
         )
 
 
-def _strangers(original: _Opened, quantized: _Opened) -> UsageError:
-    return UsageError(
-        f"{original.name} and {quantized.name} have no output and no quantized op in common, by "
-        "name.",
-        "Is one made from the other?",
-    )
-
-
-@dataclass(frozen=True)
-class _Samples:
-    """The inputs of the models; `samples` starts to read them."""
-
-    samples: Callable[[], Iterable[Feeds]]
-    source: CalibrationSource
-    describe: Callable[[], str]
-
-
-def _provider(
-    original: _Opened,
-    quantized: _Opened,
-    request: InputRequest,
-    data: Any,
-    limit: int | None,
-) -> _Samples:
-    model = original.model
+def _samples(
+    original: _Opened, quantized: _Opened, config: CompareConfig
+) -> tuple[CalibrationSource, _Samples, Callable[[], str]]:
+    """Return where the inputs come from, what makes them, and what describes them."""
+    model, request, limit = original.model, config.input_request, config.samples
     infer_shapes(model)
     both = [signature(each.name, each.model) for each in (original, quantized)]
     known = common_request(both, request)
-    if data is None:
+    if config.data is None:
         count = limit or _RANDOM_SAMPLES
         index = GraphIndex(model)
         shapes = measured_shapes(model, known, takes_data=True)
         fixed = replace(request, shapes=shapes, dims={})
         words = f"{count} random sample{'s' * (count != 1)}, seed {request.seed}"
-        return _Samples(
-            lambda: random_inputs(index, count, fixed), CalibrationSource.RANDOM, lambda: words
-        )
+        return CalibrationSource.RANDOM, lambda: random_inputs(index, count, fixed), lambda: words
     expected = [
         replace(each, dims=known.shapes.get(each.name, each.dims))
         for each in expected_inputs(model)
     ]
-    found = open_samples(data, expected, limit=limit or _MOST_SAMPLES)
-    return _Samples(lambda: found, CalibrationSource.DATA, found.describe)
+    found = open_samples(config.data, expected, limit=limit or _MOST_SAMPLES)
+    return CalibrationSource.DATA, lambda: found, found.describe
 
 
 def _outputs(
-    original: _Opened, quantized: _Opened, kernels: Kernels, provider: _Samples, folder: Path
+    original: _Opened, quantized: _Opened, kernels: Kernels, samples: _Samples, folder: Path
 ) -> tuple[OutputError, ...]:
     """Return the outputs of both models, each run alone."""
     running = original
     try:
         path = _runnable(original, folder / "float.onnx", kernels.engine)
         exact = kernels.exact_options or kernels.options
-        reference = Reference(kernels.worker, path, provider.samples(), options=exact)
+        reference = Reference(kernels.worker, path, samples(), options=exact)
         with contextlib.closing(reference):
             running = quantized
             path = _runnable(quantized, folder / "quantized.onnx", kernels.engine)
@@ -209,13 +193,3 @@ def _runnable(opened: _Opened, path: Path, engine: str) -> Path:
     if not registry.entry(engine).runs_bfloat16 and has_types(model, {ir.DataType.BFLOAT16}):
         return save_model(float32_twin(model), path)
     return opened.path
-
-
-def _layers(
-    worker: Worker, pairing: Pairing, provider: _Samples, folder: Path, progress: Progress | None
-) -> tuple[LayerError, ...]:
-    own, accumulated = (
-        op_errors(worker, pairing, wiring, provider.samples(), folder, progress)
-        for wiring in (Wiring.OWN, Wiring.ACCUMULATED)
-    )
-    return tuple(LayerError(error, accumulated.get(node)) for node, error in own.items())

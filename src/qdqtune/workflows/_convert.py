@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
@@ -41,22 +42,16 @@ from qdqtune.workflows._source_model import Source, has_types
 from qdqtune.workflows.tuning._preflight import check_runs
 from qdqtune.workflows.tuning._time_budget import Preset
 
+if TYPE_CHECKING:
+    from qdqtune._command_configs import ConvertConfig
+
 _logger = logging.getLogger(__name__)
 
 _EVALUATION_SAMPLES = 2
-_NOTHING_SAID = InputRequest()
 
 
 def convert_model(
-    model: str | os.PathLike[str],
-    precision: Precision,
-    output: str | os.PathLike[str],
-    *,
-    keep_io: bool = True,
-    keep_nodes: Collection[str] = (),
-    keep_ops: Collection[str] = (),
-    request: InputRequest = _NOTHING_SAID,
-    force: bool = False,
+    model: str | os.PathLike[str], output: str | os.PathLike[str], config: ConvertConfig
 ) -> ConvertReport:
     """Convert a model to another float type, check it and write it.
 
@@ -66,60 +61,56 @@ def convert_model(
 
     Args:
         model: A model in any precision, with or without Q/DQ.
-        precision: The target type.
         output: Where to write.
-        keep_io: Whether inputs and outputs keep their types.
-        keep_nodes: Names of nodes to leave unchanged.
-        keep_ops: Op types to leave unchanged, besides those that always are.
-        request: The inputs.
-        force: Whether `output` may be replaced.
+        config: The settings.
 
     Raises:
         QdqtuneError: For any error that the user can act on.
     """
-    source, target = Path(model), Path(output)
-    check_writable(target, force=force)
+    source, target, precision = Path(model), Path(output), Precision(config.to)
+    check_writable(target, force=config.force)
     loaded = load_model(source)
-    _check_ops(loaded, keep_ops)
+    missing = sorted(set(config.keep_ops).difference(node.op_type for node in loaded.graph))
+    if missing:
+        raise UsageError(f"The model has no {', '.join(missing)}.", "Ops are spelled as in ONNX.")
     sensitive = frozenset() if precision is Precision.FP32 else SENSITIVE_OPS
     conversion = convert_precision(
         loaded,
         precision,
-        keep_io=keep_io,
-        keep_nodes=keep_nodes,
-        keep_ops=sensitive.union(keep_ops),
+        keep_io=config.keep_io,
+        keep_nodes=config.keep_nodes,
+        keep_ops=sensitive.union(config.keep_ops),
     )
+    sqnr_db, overflow = dict[str, float](), ""
     with TemporaryFolder(target.parent) as folder:
         staged = save_model(loaded, folder / target.name)
         check_result(staged, source)
-        sqnr_db, overflow = (
-            evaluate_conversion(
-                source,
-                staged,
-                lambda model: random_inputs(GraphIndex(model), _EVALUATION_SAMPLES, request),
-            )
-            if conversion.modified
-            else ({}, "")
-        )
-        publish(folder, target.parent, force=force)
+        if conversion.modified:
+            sqnr_db, overflow = random_error(source, staged, config.input_request)
+        publish(folder, target.parent, force=config.force)
     return ConvertReport(target, conversion, sqnr_db, overflow)
 
 
-def _check_ops(model: ir.Model, ops: Collection[str]) -> None:
-    missing = sorted(set(ops).difference(node.op_type for node in model.graph))
-    if missing:
-        raise UsageError(f"The model has no {', '.join(missing)}.", "Ops are spelled as in ONNX.")
+def random_error(
+    source: Path, changed: Path, request: InputRequest
+) -> tuple[dict[str, float], str]:
+    """Do what `measured_error` does, on random inputs."""
+
+    def samples(model: ir.Model) -> Iterable[Feeds]:
+        return random_inputs(GraphIndex(model), _EVALUATION_SAMPLES, request)
+
+    return measured_error(source, changed, samples)
 
 
-def evaluate_conversion(
-    source: Path, staged: Path, samples: Callable[[ir.Model], Iterable[Feeds]]
+def measured_error(
+    source: Path, changed: Path, samples: Callable[[ir.Model], Iterable[Feeds]]
 ) -> tuple[dict[str, float], str]:
     """Return decibels per output and the first node that overflows; nothing if unknown here.
 
     Args:
-        source: The original model.
-        staged: The converted model.
-        samples: Makes inputs for the original model, in a form that CPUs run.
+        source: The model to compare with.
+        changed: The other form of it.
+        samples: Makes inputs for the former, in a form that CPUs run.
 
     Raises:
         UsageError: If no inputs can be generated.
@@ -130,7 +121,7 @@ def evaluate_conversion(
         return {}, ""
     with TemporaryFolder() as folder, reference_worker() as worker:
         before, reference, _ = _runnable(source, folder / "before.onnx")
-        after, candidate, rounded = _runnable(staged, folder / "after.onnx")
+        after, candidate, rounded = _runnable(changed, folder / "after.onnx")
         try:
             sqnr_db = output_sqnr(worker, reference, candidate, samples(before), options=AS_WRITTEN)
             overflow = ""
@@ -264,7 +255,7 @@ def convert_to(
         convert_precision(model, precision)
         save_model(model, target, force=True)
         check_result(target, source.path)
-        found, overflow = evaluate_conversion(source.path, target, lambda _: samples())
+        found, overflow = measured_error(source.path, target, lambda _: samples())
     except QdqtuneError as error:
         return _as_given(f"it can't be converted to {name}: {error.what}")
     worst = min(found.values(), default=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import replace
 
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._gpu import find_gpus
@@ -30,30 +31,25 @@ def examine() -> Health:
 
 def _examine_engine(name: str) -> EngineHealth:
     status = registry.available(name)
-    measures = registry.entry(name).measures
-    dialect, reason = "", status.reason
+    health = EngineHealth(
+        name, False, status.version, "", "", status.reason, registry.entry(name).measures,
+        program=status.program, lists_layers=status.lists_layers and not status.usable,
+    )  # fmt: skip
     try:
-        dialect = native_dialect(name).name
+        health = replace(health, dialect=native_dialect(name).name)
         if not status.usable:
-            return EngineHealth(
-                name, False, status.version, "", dialect, reason, measures,
-                program=status.program, lists_layers=status.lists_layers,
-            )  # fmt: skip
+            return health
         with Worker(name, timeout_s=_ANSWER_TIMEOUT_S) as worker:
             info = worker.info()
     except WorkerFailure as failure:
-        reason = f"does not start: {failure}"
+        return replace(health, reason=f"does not start: {failure}")
     except QdqtuneError as error:
-        reason = error.what
-    else:
-        return EngineHealth(
-            name, True, info.version, info.device, dialect, "", measures,
-            info.isa, saturates_u8s8(info.isa), _limit(name, info), status.program,
-            float_type=info.float_type, float32_option=_float32_option(name, info),
-        )  # fmt: skip
-    return EngineHealth(
-        name, False, status.version, "", dialect, reason, measures, program=status.program
-    )
+        return replace(health, reason=error.what)
+    return replace(
+        health, usable=True, version=info.version, device=info.device, reason="",
+        isa=info.isa, saturates_u8s8=saturates_u8s8(info.isa), limited=_limit(name, info),
+        float_type=info.float_type, float32_option=_float32_option(name, info),
+    )  # fmt: skip
 
 
 def _float32_option(name: str, info: EngineInfo) -> str:

@@ -1,38 +1,64 @@
-"""Candidates of a run that is over: what was tried, and any of it as a model of its own."""
+"""`export`: the candidates of a run that is over, and what stays float for another tool."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import zlib
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 
+from qdqtune._command_configs import ExportConfig
 from qdqtune.graph._atomic_files import sha256_of
 from qdqtune.graph._external_data import external_files
 from qdqtune.graph._files import EXTERNAL, check_targets, load_model, parse_model, save_model
 from qdqtune.graph._fingerprint import model_digest, stored_chunks
-from qdqtune.graph._op_classes import DEQUANTIZE
+from qdqtune.graph._op_classes import COPY_OPS, DEQUANTIZE, WEIGHTED_OPS, is_op
 from qdqtune.graph._protobuf import contents
+from qdqtune.graph._shapes import infer_shapes
 from qdqtune.graph._weights import WEIGHTS_FILE, indexed_checksums
-from qdqtune.qdq._read_back import read
+from qdqtune.qdq._preprocess import refuse_integer_ops
+from qdqtune.qdq._read_back import read, strip
 from qdqtune.records._errors import ModelError, OutputError, QdqtuneError, UsageError
 from qdqtune.records._placement import Placement
+from qdqtune.records._printable import listed
 from qdqtune.records._results import Candidate, ExportReport
 from qdqtune.records._untrusted_files import real_path
 from qdqtune.search.strategies._strategy import speedup_of
-from qdqtune.workflows._arguments import check_arguments
-from qdqtune.workflows.tuning._folder import BASELINE, CANDIDATES, JOURNAL
+from qdqtune.workflows._arguments import AnyModel, as_file, checked_path
+from qdqtune.workflows.tuning._folder import BASELINE, CANDIDATES, FINAL, JOURNAL
 from qdqtune.workflows.tuning._journal_format import whole_lines
 
 _logger = logging.getLogger(__name__)
 
 _FLOAT = Placement().digest()
-_MOST_NAMED = 3
+# Ops that one of the tools would quantize, besides weighted and passthrough ops.
+_QUANTIZED_BY_SOME = frozenset(
+    {
+        "Add", "ArgMax", "AveragePool", "BatchNormalization", "Clip", "Concat", "CumSum",
+        "DepthToSpace", "Div", "Elu", "Gelu", "GlobalAveragePool", "GlobalMaxPool", "GRU",
+        "GroupNormalization", "HardSigmoid", "HardSwish", "InstanceNormalization",
+        "LayerNormalization", "LeakyRelu", "LSTM", "MaxPool", "Mul", "Pad", "Pow", "PRelu",
+        "ReduceMax", "ReduceMean", "ReduceSum", "Relu", "Resize", "Sigmoid", "Softmax", "Sub",
+        "Tanh", "TopK", "Where",
+    }
+)  # fmt: skip
+_QUANTIZABLE = tuple(sorted(WEIGHTED_OPS | COPY_OPS | _QUANTIZED_BY_SOME))
+# Every tool fuses these into the op before them.
+_ACTIVATIONS = ("Clip", "Relu")
+_ABSORBING = ("Add", *_ACTIVATIONS, *WEIGHTED_OPS)
+# Ops whose second input counts even if it is a constant.
+_TWO_OPERANDS = (
+    "Add", "BatchNormalization", "Div", "GroupNormalization", "InstanceNormalization",
+    "LayerNormalization", "Mul", "Pow", "PRelu", "Sub",
+)  # fmt: skip
 
 
 @dataclass
@@ -85,8 +111,7 @@ def list_candidates(run_dir: str | os.PathLike[str]) -> list[Candidate]:
     Raises:
         UsageError: If it is not one.
     """
-    check_arguments(folder=run_dir)
-    run = _read(Path(run_dir))
+    run = _read(checked_path(run_dir, "folder"))
     return [_candidate(run, name) for name in run.tried]
 
 
@@ -121,8 +146,9 @@ def export(
         ModelError: If the candidate's file is missing, or is not what was measured.
         OutputError: If the output can't be written.
     """
-    check_arguments(folder=folder, candidate=candidate, output=output, force=force)
-    run = _read(Path(folder))
+    ExportConfig(candidate=candidate, force=force)
+    target = checked_path(output, "output")
+    run = _read(checked_path(folder, "folder"))
     if candidate not in run.tried:
         raise UsageError(
             f"{folder} has no candidate {candidate!r}.",
@@ -134,11 +160,11 @@ def export(
             f"The file of the candidate {candidate} is missing: {file}.",
             "It could not be written, or was deleted: run the same `qdqtune tune` again.",
         )
-    if real_path(output).parent == real_path(file).parent:
+    if real_path(target).parent == real_path(file).parent:
         raise OutputError(
             f"{output} would lie among the candidates of the run.", "Choose another folder."
         )
-    check_targets(output, None, file, force=force)
+    check_targets(target, None, file, force=force)
     model = load_model(file)
     known = run.tried[candidate]
     if known.digest is None and run.has_digests:
@@ -147,7 +173,7 @@ def export(
             "its digest is damaged or missing.",
             "Run the same `qdqtune tune` again: it writes the candidates anew.",
         )
-    if read(model).placement.digest() != known.key or not _is_as_written(file, known):
+    if read(model).placement.digest() != known.key or not _is_unchanged(file, known):
         raise ModelError(
             f"{file} is not what was measured as {candidate}: the file, or its weights in "
             f"{WEIGHTS_FILE}, were changed since, or come from another run.",
@@ -156,18 +182,16 @@ def export(
         )
     # Candidates share a file of weights; a model of its own has them where the given one had.
     model.meta[EXTERNAL] = bool(external_files(run.folder / BASELINE))
-    return ExportReport(save_model(model, output, force=force), _candidate(run, candidate))
+    return ExportReport(save_model(model, target, force=force), _candidate(run, candidate))
 
 
-def _is_as_written(file: Path, known: _Tried) -> bool:
-    """Whether a candidate's file and weights are what the run had written."""
+def _is_unchanged(file: Path, known: _Tried) -> bool:
+    """Whether a candidate's file and weights are what the run had written.
+
+    Of older runs, which kept no digests, what can't be checked is named.
+    """
     if known.digest is not None:
         return model_digest(file) == known.digest
-    return _is_as_older_versions_wrote(file, known)
-
-
-def _is_as_older_versions_wrote(file: Path, known: _Tried) -> bool:
-    """The same as far as a run says it that kept no digests; what can't be checked is named."""
     if known.sha256 is not None and sha256_of(file) != known.sha256:
         return False
     unchecked = [] if known.sha256 is not None else [file.name]
@@ -182,14 +206,9 @@ def _is_as_older_versions_wrote(file: Path, known: _Tried) -> bool:
         _logger.warning(
             "%s was written by a version of qdqtune that kept no digests: %s can't be checked. "
             "Run the same `qdqtune tune` again to write it anew.",
-            file, _some(unchecked),
+            file, listed(unchecked),
         )  # fmt: skip
     return True
-
-
-def _some(names: list[str]) -> str:
-    rest = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _checksum(tensor: onnx.TensorProto, file: Path) -> tuple[tuple[int, int], int]:
@@ -210,32 +229,23 @@ def _read(folder: Path) -> _Run:
             "Name the --output_dir that `qdqtune tune` wrote to.",
         )
     by_key: dict[str, _Tried] = {}
+
+    def tried(key: str) -> _Tried:
+        return by_key.setdefault(key, _Tried(key))
+
     for line in whole_lines(journal):
         if line["kind"] == "candidate":
-            run.tried[line["id"]] = by_key.setdefault(line["key"], _Tried(line["key"]))
+            run.tried[line["id"]] = tried(line["key"])
         elif line["kind"] == "file":
-            by_key.setdefault(line["key"], _Tried(line["key"])).digest = line["digest"]
+            tried(line["key"]).digest = line["digest"]
             run.has_digests = True
         elif line["kind"] == "measurement":
-            tried = by_key.setdefault(line["candidate"], _Tried(line["candidate"]))
-            tried.take(line, _gain_of(by_key, line["reference"]))
-            if line["reference"] == _FLOAT:
-                _take_float(by_key, line)
+            reference, is_float = tried(line["reference"]), line["reference"] == _FLOAT
+            tried(line["candidate"]).take(line, 0.0 if is_float else reference.gain)
+            if is_float:  # others are compared with it, it seldom is itself
+                reference.gain = 0.0
+                reference.latency_ms = line["reference_ms"] or reference.latency_ms
     return run
-
-
-def _gain_of(by_key: Mapping[str, _Tried], key: str) -> float | None:
-    if key == _FLOAT:
-        return 0.0
-    return by_key[key].gain if key in by_key else None
-
-
-def _take_float(by_key: dict[str, _Tried], line: Mapping[str, Any]) -> None:
-    """The float model is what others are compared with, and seldom compared itself."""
-    reference = by_key.setdefault(_FLOAT, _Tried(_FLOAT))
-    reference.gain = 0.0
-    if line["reference_ms"] is not None:
-        reference.latency_ms = line["reference_ms"]
 
 
 def _quantized_tensors(file: Path) -> int | None:
@@ -245,3 +255,142 @@ def _quantized_tensors(file: Path) -> int | None:
         return None
     # A tensor that is quantized in two ways has two of them, both labelled with its name.
     return len({node.doc_string or node.output[0] for node in nodes if node.op_type == DEQUANTIZE})
+
+
+def float_nodes(source: AnyModel, *, against: AnyModel | None = None) -> list[str]:
+    """Find the nodes of a quantized model that could be quantized, but are not.
+
+    Args:
+        source: A Q/DQ model from any tool (a path, a proto or an `onnx_ir.Model`), or the folder of
+            a tuning run.
+        against: The float model to take the names from; None is the model that a run was given, or
+            the Q/DQ model itself.
+
+    Returns:
+        Their names, in the order of the graph.
+
+    Raises:
+        QdqtuneError: For any error that the user can act on, including that nothing is quantized.
+    """
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(as_file(source, "source"))
+        baseline = None
+        if against is not None:
+            baseline = stack.enter_context(as_file(against, "against"))
+        if file.is_dir():
+            return _float_nodes_of(file / FINAL, baseline or file / BASELINE)
+        return _float_nodes_of(file, baseline)
+
+
+def _float_nodes_of(file: Path, against: Path | None) -> list[str]:
+    model = load_model(file)
+    refuse_integer_ops(model, file)
+    placement = strip(model).placement
+    if not placement:
+        raise ModelError(
+            f"{file} has no Q/DQ: every node of it stays float.",
+            "Name a quantized model, or a run that found one that is faster.",
+        )
+    infer_shapes(model)
+    stay = list(_float_nodes(model, placement))
+    return stay if against is None else _as_named_in(against, stay, model)
+
+
+def _float_nodes(model: ir.Model, placement: Placement) -> Iterator[str]:
+    quantized: set[str | None] = set()
+    positions: dict[str | None, set[int]] = defaultdict(set)
+    for edge in placement.edges:
+        positions[edge.node].add(edge.position)
+    tensors = placement.tensors
+    for node in model.graph:
+        if not is_op(node, *_QUANTIZABLE) or not _is_float(node):
+            continue
+        if _is_quantized(node, positions[node.name], tensors, quantized):
+            quantized.add(node.name)
+        else:
+            yield node.name or ""
+
+
+def _is_float(node: ir.Node) -> bool:
+    """Whether an op reads non-constant floats; unknown types count as float."""
+    data = [value for value in node.inputs if value is not None and value.const_value is None]
+    return any(value.dtype is None or value.dtype.is_floating_point() for value in data)
+
+
+def _is_quantized(
+    node: ir.Node, positions: Set[int], tensors: Set[str], before: Set[str | None]
+) -> bool:
+    """Whether an op computes on quantized values, according to the Q/DQ around it.
+
+    A weighted op does if all its operands are dequantized. Other ops may read dequantized values
+    only because their producer's result has to be quantized: they count as quantized only if their
+    output is quantized, too. An operand may also be the direct result of a quantized weighted op,
+    which is then fused with this one.
+
+    Args:
+        node: The op.
+        positions: The inputs that are dequantized.
+        tensors: Tensors that are quantized.
+        before: Names of quantized ops before it.
+    """
+    if is_op(node, *WEIGHTED_OPS):
+        return positions >= {0, 1}
+    for position, value in enumerate(node.inputs[:2]):
+        if value is None or position in positions:
+            continue
+        if value.const_value is not None and not is_op(node, *_TWO_OPERANDS):
+            continue
+        producer = value.producer()
+        if producer is None or producer.name not in before or not is_op(producer, *_ABSORBING):
+            return False
+    begins = bool(positions) or is_op(node, *_ACTIVATIONS)
+    return begins and _ends_quantized(node.outputs[0], tensors)
+
+
+def _ends_quantized(value: ir.Value, tensors: Set[str]) -> bool:
+    """Whether a value gets quantized after at most passthrough ops and activations."""
+    pending, seen = [value], {value}
+    while pending:
+        value = pending.pop()
+        if value.name in tensors:
+            return True
+        results = [
+            user.outputs[0]
+            for user, position in value.uses()
+            if position == 0 and is_op(user, *COPY_OPS, *_ACTIVATIONS)
+        ]
+        pending += (result for result in results if result not in seen)
+        seen.update(results)
+    return False
+
+
+def _as_named_in(file: Path, stay: list[str], model: ir.Model) -> list[str]:
+    """Map the nodes to a float file by name, and add BatchNorms that were folded into them."""
+    nodes = parse_model(file).graph.node
+    names = Counter(node.name for node in nodes)
+    known = {name for name, count in names.items() if name and count == 1}
+    if not any(node.name in known for node in model.graph):
+        raise UsageError(
+            f"{file} has no node of the quantized model, by name.",
+            "Name the float model that it was made from.",
+        )
+    left_out = [name for name in stay if name not in known]
+    if left_out:
+        _logger.warning(
+            "%d nodes that stay float have no name of their own in %s and can't be listed: %s",
+            len(left_out), file, ", ".join(left_out[:5]),
+        )  # fmt: skip
+    listed = known.intersection(stay)
+    there = {node.name for node in model.graph}
+    return [name for name in _with_batchnorms(nodes, listed, there) if name in known]
+
+
+def _with_batchnorms(
+    nodes: Sequence[onnx.NodeProto], listed: set[str], there: set[str | None]
+) -> Iterator[str]:
+    producer: dict[str, str] = {}
+    for node in nodes:
+        folded = node.op_type == "BatchNormalization" and node.name not in there
+        if node.name in listed or (folded and producer.get(node.input[0]) in listed):
+            yield node.name
+        producer.update((output, node.name) for output in node.output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,10 +33,10 @@ from qdqtune.records._ranges import RangeMethod
 from qdqtune.records._untrusted_files import parse_json, read_text
 from qdqtune.workflows._accuracy_evaluator import (
     AccuracyEvaluator,
-    Quality,
     engine_of_dialect,
     open_kernels,
 )
+from qdqtune.workflows._accuracy_fallback import Scaled
 from qdqtune.workflows._arguments import (
     AnyModel,
     as_file,
@@ -113,7 +114,7 @@ class _Insertion:
         config, source, provider = self.config, self.source, self.provider
         layout = self.dialect.format_of(config.quant_type)
         selection = self._selection()
-        attempts: list[_Attempt] = []
+        attempts: dict[RangeMethod, Scaled] = {}
         with (
             reference_worker() as worker,
             open_kernels(engine_of_dialect(self.dialect, self.engine), worker) as kernels,
@@ -125,22 +126,20 @@ class _Insertion:
             accuracy = AccuracyEvaluator(
                 source, base, worker, provider.evaluation_samples, kernels=kernels
             )
-            inserter: Inserter | None = None
-            for way, ranges in ranges_in_every_way(
+            ways = ranges_in_every_way(
                 source, base, worker, selection.placement, provider, layout, config.range_method,
                 config.progress,
-            ):  # fmt: skip
-                inserter = (
-                    inserter.with_ranges(ranges)
-                    if inserter is not None
-                    else Inserter(base, self.dialect, config.quant_type, ranges, source.encodings)
-                )
+            )  # fmt: skip
+            first = next(iter(ways.values()))
+            inserter = Inserter(base, self.dialect, config.quant_type, first, source.encodings)
+            for way, ranges in ways.items():
+                inserter = inserter.with_ranges(ranges)
                 candidate = inserter.write(selection.placement, f"candidate_{way.value}")
                 check_result(candidate, source.path)
-                attempts.append(_Attempt(way, inserter, accuracy.quality(candidate)))
+                attempts[way] = Scaled(way.value, inserter, accuracy.quality(candidate))
             accuracy.close()
-            best = max(attempts, key=lambda attempt: attempt.quality.worst_db)
-            quantized = best.inserter.model(selection.placement)
+            best = max(attempts, key=lambda way: attempts[way].quality.worst_db)
+            quantized = attempts[best].inserter.model(selection.placement)
         return quantized, self._report(base.index, selection, attempts, best)
 
     def _selection(self) -> Selection:
@@ -173,7 +172,11 @@ class _Insertion:
         return written == (self.dialect.name, self.config.quant_type)
 
     def _report(
-        self, index: GraphIndex, selection: Selection, attempts: list[_Attempt], best: _Attempt
+        self,
+        index: GraphIndex,
+        selection: Selection,
+        attempts: Mapping[RangeMethod, Scaled],
+        best: RangeMethod,
     ) -> InsertReport:
         given, quant_type = self.source.encodings, self.config.quant_type
         layout = self.dialect.format_of(quant_type)
@@ -191,24 +194,15 @@ class _Insertion:
             left_float=selection.left_float,
             placement=selection.placement,
             pairs=len(selection.placement.tensors),
-            calibration=best.inserter.encoder.ranges.source,
+            calibration=attempts[best].inserter.encoder.ranges.source,
             calibrated_on=self.provider.describe(),
-            method=best.method,
-            tried_db={each.method.value: each.quality.worst_db for each in attempts},
+            method=best,
+            tried_db={way.value: each.quality.worst_db for way, each in attempts.items()},
             scales_kept=kept,
             ranges_kept=len(known) - kept,
-            sqnr_db=best.quality.against_float,
-            sqnr_given_db=best.quality.against_given,
+            sqnr_db=attempts[best].quality.against_float,
+            sqnr_given_db=attempts[best].quality.against_given,
         )
-
-
-@dataclass(frozen=True)
-class _Attempt:
-    """One way to choose ranges, and its result."""
-
-    method: RangeMethod
-    inserter: Inserter
-    quality: Quality
 
 
 def select(index: GraphIndex, dialect: Dialect, config: InsertConfig) -> Selection:

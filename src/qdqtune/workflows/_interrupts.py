@@ -40,11 +40,6 @@ def interrupt_on_signals() -> None:
                 signal.signal(number, _interrupt)
 
 
-def interrupts(number: int) -> bool:
-    """Whether a signal would raise `KeyboardInterrupt`."""
-    return signal.getsignal(number) in (signal.default_int_handler, _interrupt)
-
-
 def is_repeated(number: int) -> bool:
     """Whether a signal only repeats the request of an earlier hang-up; records hang-ups."""
     global _hung_up_s
@@ -85,7 +80,8 @@ def defer_interrupts(*, is_over: bool) -> Iterator[None]:
     Args:
         is_over: Whether there was a first one already.
     """
-    deferred = [each for each in SIGNALS if interrupts(each)]
+    interrupting = (signal.default_int_handler, _interrupt)
+    deferred = [each for each in SIGNALS if signal.getsignal(each) in interrupting]
     if threading.current_thread() is not threading.main_thread():
         deferred = []
     elif is_over:

@@ -10,12 +10,13 @@ from typing import overload
 import onnx
 import onnx_ir as ir
 
+from qdqtune._command_configs import OverwriteConfig
 from qdqtune.graph._files import check_targets, load_model, parse_model, save_model
 from qdqtune.graph._optimizing import optimize_graph
 from qdqtune.graph._validity import inconsistency
 from qdqtune.records._errors import ModelError
 from qdqtune.records._results import OptimizeReport
-from qdqtune.workflows._arguments import as_file, check_arguments, in_form_of, output_file
+from qdqtune.workflows._arguments import as_file, in_form_of, output_file
 
 _logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ def optimize(
     Raises:
         QdqtuneError: For any error that the user can act on.
     """
-    check_arguments(output=output, force=force)
+    OverwriteConfig(force=force)
     with as_file(model) as path, output_file(model, output) as target:
         optimize_file(path, target, force=force)
         result: Path | onnx.ModelProto | ir.Model = in_form_of(model, target)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,13 +27,13 @@ from qdqtune.records._quantization import Decision, QuantizeReport, QuantizeResu
 from qdqtune.records._tuning import Summary
 from qdqtune.records._untrusted_files import real_path
 from qdqtune.report._quantization import quantize_text
-from qdqtune.rules._placement_draft import Constraints
 from qdqtune.workflows._arguments import (
     AnyModel,
     as_file,
     choose_dialect,
     constraints_of,
     in_form_of,
+    output_file,
 )
 from qdqtune.workflows._quantize_steps import QuantizeOutcome, QuantizeRequest, quantize_by_rules
 from qdqtune.workflows._sample_provider import check_method
@@ -67,7 +64,7 @@ def quantize(
     """
     request = _request(config)
     began = time.monotonic()
-    with as_file(model) as path, _target_file(model, path, output) as target:
+    with as_file(model) as path, output_file(model, output, _SUFFIX) as target:
         save_placement, force = config.save_placement, config.force
         check_targets(target, save_placement, path, force=force)
         bytes_before = model_bytes(path)
@@ -110,20 +107,6 @@ def _request(config: QuantizeConfig) -> QuantizeRequest:
         dialect if config.per_channel else replace(dialect, per_channel=False),
         SessionOptions(config.threads, dict(config.engine_options or {})),
     )
-
-
-@contextmanager
-def _target_file(
-    model: AnyModel, path: Path, output: str | os.PathLike[str] | None
-) -> Iterator[Path]:
-    """Where the result is written; beside a model in memory only for a while."""
-    if output is not None:
-        yield Path(output)
-    elif isinstance(model, str | os.PathLike):
-        yield path.with_name(path.stem + _SUFFIX)
-    else:
-        with TemporaryFolder() as folder:
-            yield folder / "quantized.onnx"
 
 
 def _hand_back(path: Path, target: Path, *, force: bool) -> None:
@@ -224,30 +207,25 @@ def _decisions(
     shapes = {}
     if config.calibration_data is None:
         shapes = resolve_shapes(source.model, config.input_request)
-    with at_shapes(source.model, shapes) if shapes else contextlib.nullcontext():
+    with at_shapes(source.model, shapes):
         index = GraphIndex(source.model)
         planner = QuantizationPlanner(index, request.dialect, config.quant_type)
         quantized = planner.quantized(placement)
         constraints = constraints_of(config, index)
-    return tuple(
-        Decision(
-            name, node.op_type, name in quantized, *_why(name, quantized, planner, constraints)
-        )
-        for name, node in index.node.items()
-        if name in planner.units or name in planner.left_float
-    )
-
-
-def _why(
-    name: str, quantized: frozenset[str], planner: QuantizationPlanner, constraints: Constraints
-) -> tuple[str, str]:
-    if name in constraints.never:
-        return "asked", "it was asked to stay float"
-    if name in quantized:
-        return _RULE, "it pays, with what is like it"
-    if name in planner.left_float:
-        return "no kernel", planner.left_float[name]
-    return _RULE, "it does not pay, or was not looked at"
+    found = []
+    for name, node in index.node.items():
+        if name not in planner.units and name not in planner.left_float:
+            continue
+        if name in constraints.never:
+            rule, reason = "asked", "it was asked to stay float"
+        elif name in quantized:
+            rule, reason = _RULE, "it pays, with what is like it"
+        elif name in planner.left_float:
+            rule, reason = "no kernel", planner.left_float[name]
+        else:
+            rule, reason = _RULE, "it does not pay, or was not looked at"
+        found.append(Decision(name, node.op_type, name in quantized, rule, reason))
+    return tuple(found)
 
 
 def _comparison(summary: Summary) -> Comparison | None:

@@ -38,10 +38,15 @@ from qdqtune.workflows._accuracy_evaluator import (
     engine_of_dialect,
     open_kernels,
 )
-from qdqtune.workflows._accuracy_fallback import AccuracyFallback, FallbackResult, Part, Scaled
+from qdqtune.workflows._accuracy_fallback import (
+    AccuracyFallback,
+    FallbackResult,
+    Part,
+    Scaled,
+    joined,
+)
 from qdqtune.workflows._arguments import constraints_of
 from qdqtune.workflows._sample_provider import (
-    Progress,
     SampleProvider,
     ranges_in_every_way,
     sample_provider,
@@ -55,6 +60,7 @@ TIMING_S = 3.0
 # Samples that rank parts of a model by what they cost.
 _APPROXIMATE_SAMPLES = 2
 _AS_WRITTEN = "ONNX operators as they are written"
+_NOTHING = Placement()
 
 
 @dataclass(frozen=True)
@@ -114,29 +120,32 @@ def quantize_by_rules(request: QuantizeRequest, path: Path, room: Path) -> Quant
     own = request.options if speaker == request.engine else None
     with reference_worker() as worker, open_kernels(speaker, worker, own) as kernels:
         base = PreparedModel(source.model, room)
-        target = _Target(request, source, base, worker, provider, kernels)
+        target = _Target(request, source, base, worker, provider, kernels, steps)
         with steps.step("place"):
             rules = _place(target)
             draft = rules.draft({})
         ways: dict[RangeMethod, Ranges] = {}
         if draft.placement():
             with steps.step("calibrate"):
-                ways = _calibrate(target, draft, steps.show_calibrated)
+                ways = ranges_in_every_way(
+                    source, base, worker, draft.candidate_edges, provider,
+                    dialect.format_of(config.quant_type), config.range_method,
+                    steps.show_calibrated,
+                )  # fmt: skip
             rules = replace(rules, left_out=_without_range(draft, ways, source.encodings))
             draft = rules.draft({})
         if not draft.placement():
-            report = _report(target, draft, "nothing of it can be quantized")
-            return _outcome(None, report, base, steps)
-        guarded, report = _guard(target, rules, draft, ways, steps)
+            return target.outcome(None, target.report(draft, "nothing of it can be quantized"))
+        guarded, report = _guard(target, rules, draft, ways)
         if not guarded.placement:
-            return _outcome(None, report, base, steps)
+            return target.outcome(None, report)
         with steps.step("insert"):
             inserter = guarded.scaled.inserter
             candidate = inserter.write(guarded.placement, "quantized")
             check_written(candidate, inserter, guarded.placement, path)
-    report = _time(request, report, path, candidate, provider, steps)
+    report = _time(target, report, candidate)
     kept = None if report.kept_float else inserter.model(guarded.placement)
-    return _outcome(kept, report, base, steps)
+    return target.outcome(kept, report)
 
 
 class _Steps:
@@ -186,6 +195,7 @@ class _Target:
         worker: Of the reference engine.
         provider: The samples.
         kernels: Those that count; None runs every op as it is written.
+        steps: How long it takes.
     """
 
     request: QuantizeRequest
@@ -194,6 +204,30 @@ class _Target:
     worker: Worker
     provider: SampleProvider
     kernels: Kernels | None
+    steps: _Steps
+
+    def report(self, draft: Draft, reason: str, placement: Placement = _NOTHING) -> QuantizeReport:
+        """What was decided, before the result is timed; with a reason the model stays float."""
+        config = self.request.config
+        return QuantizeReport(
+            engine=self.request.engine,
+            dialect=self.request.dialect.name,
+            quant_type=config.quant_type,
+            decisions=draft.decisions(placement),
+            placement=placement,
+            calibration=self.provider.source.value,
+            calibrated_on=self.provider.describe(),
+            not_timed="nothing of it is quantized",
+            kept_float=bool(reason),
+            reason=reason,
+            converted_from=self.source.converted_from,
+            min_sqnr_db=config.min_sqnr_db,
+        )
+
+    def outcome(self, quantized: ir.Model | None, report: QuantizeReport) -> QuantizeOutcome:
+        """What came of it, with the time that it took."""
+        report = replace(report, seconds=self.steps.seconds)
+        return QuantizeOutcome(quantized, report, self.base.fingerprint)
 
 
 @dataclass(frozen=True)
@@ -227,7 +261,7 @@ class _Rules:
     def parts(self, draft: Draft) -> list[Part]:
         """The ops of a draft, like ones together."""
         parts = (draft.chosen.intersection(group.nodes) for group in self.groups)
-        return [part for part in parts if part]
+        return joined([part for part in parts if part])
 
 
 def _place(target: _Target) -> _Rules:
@@ -243,17 +277,6 @@ def _place(target: _Target) -> _Rules:
         shares = estimated_shares(index)
     constraints = constraints_of(request.config, index)
     return _Rules(planner, quant_type, constraints, groups, provider.shapes, shares)
-
-
-def _calibrate(target: _Target, draft: Draft, progress: Progress) -> dict[RangeMethod, Ranges]:
-    """The ranges of the draft in every way that was asked for."""
-    config = target.request.config
-    return dict(
-        ranges_in_every_way(
-            target.source, target.base, target.worker, draft.candidate_edges, target.provider,
-            target.request.dialect.format_of(config.quant_type), config.range_method, progress,
-        )
-    )  # fmt: skip
 
 
 def _without_range(
@@ -278,14 +301,10 @@ def _without_range(
 
 
 def _guard(
-    target: _Target,
-    rules: _Rules,
-    draft: Draft,
-    ways: Mapping[RangeMethod, Ranges],
-    steps: _Steps,
+    target: _Target, rules: _Rules, draft: Draft, ways: Mapping[RangeMethod, Ranges]
 ) -> tuple[FallbackResult, QuantizeReport]:
     """Try the draft with all ranges, and let ops stay float until the outputs are near enough."""
-    config, samples = target.request.config, target.provider.evaluation_samples
+    config, steps, samples = target.request.config, target.steps, target.provider.evaluation_samples
     inserter = Inserter(
         target.base, target.request.dialect, config.quant_type, next(iter(ways.values())),
         target.source.encodings,
@@ -308,23 +327,35 @@ def _guard(
                 draft, rules.draft, rules.parts(draft), accuracy, target.worker, samples,
                 config.min_sqnr_db, steps.show_accuracy,
             ).guard(scaled)  # fmt: skip
-    reason = ""
+    quality, kernels, reason = guarded.quality, accuracy.kernels, ""
     if not guarded.placement:
-        reason = _why_not_accurate(guarded, config.min_sqnr_db or 0.0)
-    report = _report(target, guarded.draft, reason, guarded.placement)
-    tried = {way.value: each.quality.worst_db for way, each in scaled.items()}
-    return guarded, _with_quality(report, guarded, tried, accuracy.kernels)
+        least_db = config.min_sqnr_db or 0.0
+        reason = f"it would be farther from float than {least_db:g} dB"
+        if quality.why_unknown:
+            reason = quality.shortfall(least_db)
+    report = target.report(guarded.draft, reason, guarded.placement)
+    edges = guarded.placement.edges
+    return guarded, replace(
+        report,
+        decisions=tuple(
+            replace(each, sqnr_db=own.sqnr_db) if (own := guarded.own.get(each.node)) else each
+            for each in report.decisions
+        ),
+        added={edge.tensor: rule for edge, rule in guarded.draft.extra.items() if edge in edges},
+        calibration=guarded.scaled.inserter.encoder.ranges.source.value,
+        method=guarded.scaled.label,
+        tried_db={way.value: each.quality.worst_db for way, each in scaled.items()},
+        sqnr_db=quality.against_float,
+        scores_db=quality.scores,
+        judged_with=registry.title(kernels.engine) if kernels is not None else _AS_WRITTEN,
+        float_type=kernels.float_type if kernels is not None else "",
+        float_sqnr_db=quality.of_float.worst_db if quality.of_float is not None else None,
+    )
 
 
-def _time(
-    request: QuantizeRequest,
-    report: QuantizeReport,
-    path: Path,
-    candidate: Path,
-    provider: SampleProvider,
-    steps: _Steps,
-) -> QuantizeReport:
+def _time(target: _Target, report: QuantizeReport, candidate: Path) -> QuantizeReport:
     """Time the candidate against the model as given; what is not faster does not ship."""
+    request, steps = target.request, target.steps
     threshold = request.config.performance_threshold
     if threshold is None:
         return replace(report, not_timed="it was not asked for")
@@ -334,11 +365,11 @@ def _time(
         title = registry.title(request.engine)
         return replace(report, not_timed=f"{title} does not run models here")
     with steps.step("time"):
-        feeds = next(iter(provider.evaluation_samples()))
+        feeds = next(iter(target.provider.evaluation_samples()))
         steps.show_final()
         (timed,) = time_final(
             lambda opening: Worker(request.engine, request.options, opening=opening),
-            path, [candidate], feeds, Allowance(TIMING_S),
+            target.source.path, [candidate], feeds, Allowance(TIMING_S),
         )  # fmt: skip
     if not isinstance(timed, Timed):
         return replace(report, kept_float=True, reason=timed)
@@ -351,68 +382,4 @@ def _time(
         not_timed="",
         kept_float=bool(reason),
         reason=reason,
-    )
-
-
-def _outcome(
-    quantized: ir.Model | None, report: QuantizeReport, base: PreparedModel, steps: _Steps
-) -> QuantizeOutcome:
-    return QuantizeOutcome(quantized, replace(report, seconds=steps.seconds), base.fingerprint)
-
-
-def _report(
-    target: _Target, draft: Draft, reason: str, placement: Placement | None = None
-) -> QuantizeReport:
-    """What was decided, before the result is timed; with a reason the model stays float."""
-    request, provider = target.request, target.provider
-    return QuantizeReport(
-        engine=request.engine,
-        dialect=request.dialect.name,
-        quant_type=request.config.quant_type,
-        decisions=draft.decisions(placement or Placement()),
-        placement=placement or Placement(),
-        calibration=provider.source.value,
-        calibrated_on=provider.describe(),
-        not_timed="nothing of it is quantized",
-        kept_float=bool(reason),
-        reason=reason,
-        converted_from=target.source.converted_from,
-        min_sqnr_db=request.config.min_sqnr_db,
-    )
-
-
-def _why_not_accurate(guarded: FallbackResult, least_db: float) -> str:
-    if guarded.quality.why_unknown:
-        return guarded.quality.shortfall(least_db)
-    return f"it would be farther from float than {least_db:g} dB"
-
-
-def _with_quality(
-    report: QuantizeReport,
-    guarded: FallbackResult,
-    tried_db: Mapping[str, float],
-    kernels: Kernels | None,
-) -> QuantizeReport:
-    """The report with what is known of errors."""
-    decisions = [
-        replace(each, sqnr_db=guarded.own[each.node].sqnr_db) if each.node in guarded.own else each
-        for each in report.decisions
-    ]
-    of_float = guarded.quality.of_float
-    return replace(
-        report,
-        decisions=tuple(decisions),
-        added={
-            edge.tensor: rule
-            for edge, rule in guarded.draft.extra.items()
-            if edge in guarded.placement.edges
-        },
-        calibration=guarded.scaled.inserter.encoder.ranges.source.value,
-        method=guarded.scaled.label,
-        tried_db=tried_db,
-        sqnr_db=guarded.quality.against_float,
-        scores_db=guarded.quality.scores,
-        judged_with=registry.title(kernels.engine) if kernels is not None else _AS_WRITTEN,
-        float_type=kernels.float_type if kernels is not None else "",
-        float_sqnr_db=of_float.worst_db if of_float is not None else None,
     )

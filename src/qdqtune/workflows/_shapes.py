@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
+from qdqtune._command_configs import ShapesConfig
 from qdqtune.calibration._output_error import batch_agreement
 from qdqtune.calibration._random_inputs import Feeds, random_inputs
 from qdqtune.engines import _registry as registry
@@ -38,7 +39,7 @@ from qdqtune.graph._shapes import (
 from qdqtune.records._errors import ModelError, UsageError
 from qdqtune.records._inputs import InputRequest, ShapesOrRequest, request_of
 from qdqtune.records._results import Proof, ShapesReport, TensorDims
-from qdqtune.workflows._arguments import AnyModel, as_file, check_arguments, name_of
+from qdqtune.workflows._arguments import AnyModel, as_file, checked_path, name_of
 
 _logger = logging.getLogger(__name__)
 
@@ -77,8 +78,8 @@ def fix_shapes(
     Raises:
         QdqtuneError: For any error that the user can act on.
     """
-    check_arguments(output=output, batch_size=batch_size, force=force)
-    request, target = request_of(inputs) or InputRequest(), Path(output)
+    ShapesConfig(batch_size=batch_size, force=force)
+    request, target = request_of(inputs) or InputRequest(), checked_path(output, "output")
     check_writable(target, force=force)
     with as_file(model) as source:
         loaded = load_model(source)
@@ -176,7 +177,8 @@ def _try_shapes(source: Path, staged: Path, model: ir.Model) -> Proof:
         return proof
     with reference_worker() as worker:
         try:
-            _run(worker, staged, _feeds(model))
+            with worker.opened(staged) as opened:
+                worker.run(opened, _feeds(model))
         except ModelError as error:
             _logger.warning("the model was not run: %s", error)
             return proof
@@ -211,31 +213,27 @@ def _not_working(why: str, changed: bool) -> ModelError:
     return ModelError(f"The model does not work at these shapes: {why}", hint)
 
 
-def _run(worker: Worker, path: Path, feeds: Feeds) -> None:
-    opened = worker.open(path)
-    worker.run(opened, feeds)
-    worker.release(opened)
-
-
 def _is_to_blame(worker: Worker, files: tuple[Path, Path], old: ir.Model, *, changed: bool) -> bool:
     """Whether it is the shapes that a new model fails on, not the engine or random values."""
     source, staged = files
-    if not _opens(worker, source):
+    if not _runs(worker, source):
         return False
-    if not _opens(worker, staged):
+    if not _runs(worker, staged):
         return True
     if not changed:  # then the old model fails on the same inputs
         return all(value.dtype in FLOAT_TYPES for value in model_inputs(old))
     try:
-        _run(worker, source, _feeds(old))
-    except (WorkerFailure, ModelError):
+        return _runs(worker, source, _feeds(old))
+    except ModelError:
         return False
-    return True
 
 
-def _opens(worker: Worker, path: Path) -> bool:
+def _runs(worker: Worker, path: Path, feeds: Feeds | None = None) -> bool:
+    """Whether a model opens, and runs if there are inputs for it."""
     try:
-        worker.release(worker.open(path))
+        with worker.opened(path) as opened:
+            if feeds is not None:
+                worker.run(opened, feeds)
     except WorkerFailure:
         return False
     return True

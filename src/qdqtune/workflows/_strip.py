@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from pathlib import Path
 
 import onnx_ir as ir
 
 from qdqtune._command_configs import StripConfig
-from qdqtune.calibration._output_error import output_sqnr
-from qdqtune.calibration._random_inputs import random_inputs
-from qdqtune.engines._reference_engine import AS_WRITTEN, has_reference, reference_worker
-from qdqtune.engines._worker import WorkerFailure
 from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._files import check_result, check_targets, load_model, save_model, write_text
 from qdqtune.graph._fingerprint import fingerprint
 from qdqtune.graph._folding import fold
-from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._input_shapes import resolve_shapes
 from qdqtune.graph._opset import raise_opset
 from qdqtune.options import configured_to_file
@@ -29,10 +23,8 @@ from qdqtune.records._errors import ModelError
 from qdqtune.records._inputs import InputRequest
 from qdqtune.records._quantization import StripReport
 from qdqtune.workflows._arguments import AnyModel, as_file, in_form_of, output_file
+from qdqtune.workflows._convert import random_error
 
-_logger = logging.getLogger(__name__)
-
-_COMPARED_SAMPLES = 2
 # Activations that are put back may need it: Clip with inputs came with 11.
 _LEAST_OPSET = 11
 
@@ -66,7 +58,7 @@ def strip(
         with TemporaryFolder(target.parent) as room:
             staged = save_model(stripped, room / "stripped.onnx")
             check_result(staged, path)
-            sqnr_db = _compared(path, staged, GraphIndex(stripped), request)
+            sqnr_db, _ = random_error(staged, path, request)
         save_model(stripped, target, force=force)
         if save_placement is not None:
             text = reading.placement.to_json(fingerprint(stripped))
@@ -102,18 +94,3 @@ def _stripped(
     else:
         why, hint = "there are none", "A float model can be used as it is."
     raise ModelError(f"{path} has no Q/DQ pairs that can be taken out: {why}.", hint)
-
-
-def _compared(
-    given: Path, stripped: Path, index: GraphIndex, request: InputRequest
-) -> dict[str, float]:
-    """How far the quantized file is from what was inside it; empty if it can't be known here."""
-    if not has_reference():
-        return {}
-    try:
-        with reference_worker() as worker:
-            samples = random_inputs(index, _COMPARED_SAMPLES, request)
-            return output_sqnr(worker, stripped, given, samples, options=AS_WRITTEN)
-    except (WorkerFailure, ModelError) as failure:
-        _logger.warning("the two could not be compared: %s", failure)
-        return {}

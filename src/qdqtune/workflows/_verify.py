@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,34 +16,42 @@ from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._options import recorded_engine
 from qdqtune.engines._reopened_comparison import FEWEST_OPENINGS, combine
-from qdqtune.graph._files import parse_model
+from qdqtune.graph._files import load_model, parse_model
+from qdqtune.graph._input_shapes import bind_dims, input_dims, input_named
 from qdqtune.options import configured, shared
-from qdqtune.records._claim import Claim
 from qdqtune.records._errors import EngineError, QdqtuneError, UsageError
+from qdqtune.records._inputs import InputRequest
 from qdqtune.records._measurement import BenchRecord
-from qdqtune.records._verification import Check, Outcome, VerifyReport
+from qdqtune.records._untrusted_files import parse_json
+from qdqtune.records._verification import Check, Claim, Outcome, VerifyReport
 from qdqtune.workflows._arguments import AnyModel, as_file, name_of
 from qdqtune.workflows._bench import bench
 from qdqtune.workflows._claims import (
     OTHER_DB,
-    are_small,
     check_baseline,
-    check_error,
     check_file,
     check_placement,
-    claim_about,
-    lies_in_run,
+    compare_error,
     measure_error,
+    read_beside,
     shapes_of_run,
-    why_not_its_inputs,
 )
-from qdqtune.workflows.tuning._folder import BASELINE
-from qdqtune.workflows.tuning._run_files import sha256_of_model, sha256_with_weights
+from qdqtune.workflows.tuning._folder import BASELINE, JOURNAL
+from qdqtune.workflows.tuning._run_files import (
+    FINAL,
+    PLACEMENT,
+    SUMMARY,
+    sha256_of_model,
+    sha256_with_weights,
+)
 
 _logger = logging.getLogger(__name__)
 
 _OPTION = "--engine_option"
 _Flag = tuple[str, str]
+
+# Larger inputs (in elements) are generated only if the user requests them.
+_MOST_ELEMENTS = 1 << 28
 
 
 @configured(VerifyConfig)
@@ -78,33 +87,6 @@ def verify(model: AnyModel, config: VerifyConfig) -> VerifyReport:
 
 
 @dataclass(frozen=True)
-class _Conditions:
-    """The conditions under which models are run to check a claim.
-
-    Attributes:
-        bench: Engine, options and inputs.
-        left_out: Flags with the recorded values that only the user may set.
-    """
-
-    bench: BenchConfig
-    left_out: tuple[_Flag, ...]
-
-    def missing_in(self, record: BenchRecord | None) -> list[_Flag]:
-        """Return the omitted conditions that make a difference.
-
-        Args:
-            record: What was measured without them; None if nothing could be.
-        """
-        in_effect = record.engine.options if record is not None else {}
-        defaults = {f"{name}={value}" for name, value in in_effect.items()}
-        return [
-            (flag, value)
-            for flag, value in self.left_out
-            if not (flag == _OPTION and (value in defaults or value.endswith("=")))
-        ]
-
-
-@dataclass(frozen=True)
 class _Verification:
     """A model, its float model, and the user's conditions.
 
@@ -123,13 +105,12 @@ class _Verification:
     def run(self) -> VerifyReport:
         """Check what can be checked without running anything, then measure."""
         file, baseline = self.file, self.baseline
-        if self.config.against is not None and not lies_in_run(file):
+        run_files = (file.with_name(name) for name in (SUMMARY, PLACEMENT, JOURNAL))
+        if self.config.against is not None and not any(each.exists() for each in run_files):
             return VerifyReport(self._measure(self._asked))
         parse_model(file)  # what is no model is told before it is hashed
         sha256 = sha256_of_model(file)
-        claim = claim_about(file, sha256)
-        if not isinstance(claim, str) and not self._gives_sizes:
-            claim = why_not_its_inputs(claim, file.parent, baseline) or claim
+        claim = self._claim(sha256)
         if isinstance(claim, str):
             unclaimed = Check("claim", Outcome.UNVERIFIED, claim)
             placed, edges = check_placement(file, None)
@@ -141,25 +122,51 @@ class _Verification:
             is_as_given = sha256_with_weights(file) == sha256_with_weights(baseline)
         return self._measured(VerifyReport(None, claim, edges, is_as_given, checks), claim)
 
+    def _claim(self, sha256: str) -> Claim | str:
+        """Return the claim in the summary beside the file, or why it can't be used."""
+        file = self.file
+        claim = read_beside(
+            file, SUMMARY, lambda text: Claim.from_summary(parse_json(text, SUMMARY))
+        )
+        if isinstance(claim, str):
+            return claim
+        if file.name != FINAL and sha256 != claim.final_sha256:
+            return f"{SUMMARY} is about {FINAL}, and this is another file"
+        if not self._gives_sizes:
+            inputs = input_dims(load_model(self.baseline))
+            try:
+                bind_dims(inputs, InputRequest(shapes=shapes_of_run(claim, file.parent)))
+                for name in claim.ranges:
+                    input_named(inputs, name)
+            except UsageError as error:
+                return f"{SUMMARY} is about other inputs: {error.what.rstrip('.')}"
+        return claim
+
     def _measured(self, report: VerifyReport, claim: Claim) -> VerifyReport:
         """The report with speed and error, measured under the claim's conditions if possible."""
-        conditions = self._conditions_of(claim)
+        conditions, left_out = self._conditions_of(claim)
         try:
-            if not conditions.bench.engine:
+            if not conditions.engine:
                 what = f"The engine {claim.engine.name} is none of qdqtune's own."
                 raise EngineError(what, "Name it: --engine.")
-            report = replace(report, bench=self._measure(conditions.bench))
+            report = replace(report, bench=self._measure(conditions))
         except QdqtuneError as error:
             if self._is_to_blame(error):
                 raise
             report = replace(report, not_timed=error.what.rstrip("."))
-        ignored = conditions.missing_in(report.bench)
+        in_effect = report.bench.engine.options if report.bench is not None else {}
+        without_effect = {f"{name}={value}" for name, value in in_effect.items()}
+        ignored = [
+            (flag, value)
+            for flag, value in left_out
+            if flag != _OPTION or not (value in without_effect or value.endswith("="))
+        ]
         report = replace(report, ignored=tuple(" ".join(pair) for pair in ignored))
-        checked, sqnr_db = self._error(report, claim, conditions.bench)
+        checked, sqnr_db = self._error(report, claim, conditions)
         report = replace(report, checks=(*report.checks, checked), sqnr_db=sqnr_db)
         if report.bench is not None and report.differs_in_speed_only:
             _logger.info("the speedup differs from the claim: it is measured in more processes")
-            again = [self._measure(conditions.bench, each) for each in range(1, FEWEST_OPENINGS)]
+            again = [self._measure(conditions, each) for each in range(1, FEWEST_OPENINGS)]
             report = replace(report, bench=_together([report.bench, *again]))
         if claim.on_data and self.config.calibration_data is None and not claim.kept_float:
             ignored.append(("--calibration_data", "SOURCE"))
@@ -179,12 +186,12 @@ class _Verification:
     ) -> tuple[Check, float | None]:
         """The error beside the one that was claimed, and the error itself, if it was measured."""
         data = self.config.calibration_data
+        if claim.kept_float and report.is_as_given:
+            text = "the run kept its baseline, and this is it, byte for byte"
+            return Check("error", Outcome.CONFIRMED, text), None
         if claim.kept_float:
-            text, outcome = "the run kept its baseline, and this is not it", Outcome.DIFFERS
-            if report.is_as_given:
-                text = "the run kept its baseline, and this is it, byte for byte"
-                outcome = Outcome.CONFIRMED
-            return Check("error", outcome, text), None
+            text = "the run kept its baseline, and this is not it"
+            return Check("error", Outcome.DIFFERS, text), None
         if claim.on_data and data is None:
             text = "the run measured it on data, which you have to give: --calibration_data SOURCE"
             return Check("error", Outcome.UNVERIFIED, text), None
@@ -207,8 +214,8 @@ class _Verification:
             return Check("error", Outcome.UNVERIFIED, error.what.rstrip(".")), None
         is_quantized = report.edges is None or bool(report.edges.expected)
         is_same = engine is not None and not (report.other_conditions or report.ignored)
-        checked = check_error(claim, found, is_quantized=is_quantized, is_same=is_same)
-        return checked, found.sqnr_db
+        outcome, text = compare_error(claim, found, is_quantized=is_quantized, is_same=is_same)
+        return Check("error", outcome, text), found.sqnr_db
 
     @property
     def _asked(self) -> BenchConfig:
@@ -220,8 +227,12 @@ class _Verification:
     def _gives_sizes(self) -> bool:
         return bool(self.config.input_request.shapes or self.config.input_request.dims)
 
-    def _conditions_of(self, claim: Claim) -> _Conditions:
-        """Combine the user's conditions with those of the claim that may be followed."""
+    def _conditions_of(self, claim: Claim) -> tuple[BenchConfig, list[_Flag]]:
+        """Combine the user's conditions with those of the claim that may be followed.
+
+        Returns:
+            The conditions, and flags with the recorded values that only the user may set.
+        """
         config, inputs = self.config, self.config.input_request
         recorded = recorded_engine(claim.engine)
         engine = config.engine or recorded.name
@@ -229,7 +240,7 @@ class _Verification:
         left_out: list[_Flag] = []
         if not self._gives_sizes:  # old runs recorded them in their journal
             shapes = shapes_of_run(claim, self.file.parent)
-            if are_small(shapes.values()):
+            if sum(map(math.prod, shapes.values())) <= _MOST_ELEMENTS:
                 inputs = replace(inputs, shapes=shapes)
             else:
                 left_out += [("--shapes", _shape(name, dims)) for name, dims in shapes.items()]
@@ -245,7 +256,7 @@ class _Verification:
                 if name not in options
             ]
         followed = replace(self._asked, engine=engine or "", engine_options=options, inputs=inputs)
-        return _Conditions(followed, tuple(left_out))
+        return followed, left_out
 
     def _is_to_blame(self, error: QdqtuneError) -> bool:
         """Whether an error is about the user's conditions instead of the recorded ones."""
@@ -259,24 +270,20 @@ class _Verification:
     def _flags(self) -> Iterator[_Flag]:
         """Return the flags for the user's conditions."""
         config, inputs = self.config, self.config.input_request
-        if config.against is not None:
-            yield "--against", self.shown[0]
-        if config.engine is not None:
-            yield "--engine", config.engine
-        for name, value in (config.engine_options or {}).items():
-            yield _OPTION, f"{name}={value}"
-        if config.threads is not None:
-            yield "--threads", str(config.threads)
-        for name, shape in inputs.shapes.items():
-            yield "--shapes", _shape(name, shape)
-        for symbol, size in inputs.dims.items():
-            yield "--dim", f"{symbol}={size}"
-        for name, (low, high) in inputs.ranges.items():
-            yield "--input_range", f"{name}:{low:g}:{high:g}" if name else f"{low:g}:{high:g}"
-        if isinstance(config.calibration_data, str):
-            yield "--calibration_data", config.calibration_data
-        if config.calibration_samples is not None:
-            yield "--calibration_samples", str(config.calibration_samples)
+        data = config.calibration_data
+        ranges = ((name, f"{low:g}:{high:g}") for name, (low, high) in inputs.ranges.items())
+        for flag, values in (
+            ("--against", [self.shown[0] if config.against is not None else None]),
+            ("--engine", [config.engine]),
+            (_OPTION, [f"{name}={value}" for name, value in (config.engine_options or {}).items()]),
+            ("--threads", [config.threads]),
+            ("--shapes", [_shape(name, shape) for name, shape in inputs.shapes.items()]),
+            ("--dim", [f"{symbol}={size}" for symbol, size in inputs.dims.items()]),
+            ("--input_range", [f"{name}:{ends}" if name else ends for name, ends in ranges]),
+            ("--calibration_data", [data if isinstance(data, str) else None]),
+            ("--calibration_samples", [config.calibration_samples]),
+        ):
+            yield from ((flag, str(value)) for value in values if value is not None)
 
 
 def _shape(name: str, shape: tuple[int | None, ...]) -> str:

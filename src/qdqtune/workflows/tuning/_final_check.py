@@ -19,13 +19,12 @@ from qdqtune.graph._files import check_result, load_model, save_model
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._op_units import canonical
 from qdqtune.qdq._read_back import read
-from qdqtune.records._claim import Claim
 from qdqtune.records._errors import EngineError, NewerSchemaError, QdqtuneError
 from qdqtune.records._measurement import Comparison, Verdict
 from qdqtune.records._placement import Placement
 from qdqtune.records._tuning import Summary
 from qdqtune.records._untrusted_files import parse_json, read_text
-from qdqtune.records._verification import Outcome
+from qdqtune.records._verification import Claim, Outcome
 from qdqtune.workflows._accuracy_evaluator import AccuracyEvaluator
 from qdqtune.workflows._claims import SAME_DB, check_placement
 from qdqtune.workflows.tuning._folder import RunFolder

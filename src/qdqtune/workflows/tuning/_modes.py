@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from qdqtune.calibration._random_inputs import random_inputs
+from qdqtune.engines._options import MAX, MIN, Shapes
 from qdqtune.engines.layers._latency import shares_of_latency
 from qdqtune.graph._atomic_files import sha256_of
 from qdqtune.graph._files import save_model
@@ -37,7 +38,7 @@ from qdqtune.search.subgraphs._quantizable_groups import (
     make_choices,
     make_units,
 )
-from qdqtune.workflows._shape_ranges import MAX, MIN, Shapes, static_shapes
+from qdqtune.workflows._sample_provider import static_shapes
 from qdqtune.workflows.tuning import _folder as names
 from qdqtune.workflows.tuning._baseline import Baseline, Calibration
 from qdqtune.workflows.tuning._layer_groups import find_engine_groups, layer_files

@@ -26,7 +26,7 @@ from onnx.helper import (
 from qdqtune.calibration._tensor_capture import Array, capture_tensors
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._comparison import compare_files
-from qdqtune.engines._options import Shapes, range_options, without_ranges
+from qdqtune.engines._options import MAX, MIN, OPT, Shapes, range_options, without_ranges
 from qdqtune.engines._worker import StoredFeeds
 from qdqtune.engines._worker_environment import write_arrays
 from qdqtune.engines.layers._latency import Borders, split_at_borders
@@ -50,7 +50,7 @@ from qdqtune.records._tuning import (
 )
 from qdqtune.search.strategies._strategy import Effort
 from qdqtune.search.subgraphs._distinct_subgraphs import NONE, Content, Subgraph, placement_inside
-from qdqtune.workflows._shape_ranges import MAX, MIN, OPT, shape_arguments
+from qdqtune.workflows._sample_provider import shape_arguments
 from qdqtune.workflows.tuning._folder import SUBGRAPHS
 from qdqtune.workflows.tuning._run_records import TuningRun
 from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache

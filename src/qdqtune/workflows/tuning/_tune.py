@@ -38,8 +38,12 @@ from qdqtune.search.strategies._registry import check_strategy
 from qdqtune.workflows._arguments import on_file
 from qdqtune.workflows._convert import convertible
 from qdqtune.workflows._interrupts import defer_interrupts
-from qdqtune.workflows._sample_provider import SampleProvider, sample_provider
-from qdqtune.workflows._shape_ranges import options_with_ranges, timed_request
+from qdqtune.workflows._sample_provider import (
+    SampleProvider,
+    options_with_ranges,
+    sample_provider,
+    timed_request,
+)
 from qdqtune.workflows._source_model import Source, open_source
 from qdqtune.workflows.tuning import _folder as names
 from qdqtune.workflows.tuning._accuracy import ChoiceAccuracy, Evaluation
