@@ -27,6 +27,7 @@ import onnxscript.version_converter  # noqa: F401  imported before the fork
 
 import qdqtune.workflows._bench
 import qdqtune.workflows._insert  # noqa: F401
+from qdqtune.calibration import _ranges as range_cache
 from qdqtune.cli.main import get_parser, main
 from qdqtune.graph._files import load_model, save_model
 from qdqtune.graph._fingerprint import fingerprint
@@ -143,6 +144,7 @@ def _be_the_child(line: list[str], out: Path, err: Path, strayed: Path, mutant: 
     code = 99
     try:
         os.environ["TMPDIR"] = tempfile.tempdir = str(mutant.secret.parent / "tmp")
+        os.environ[range_cache.FOLDER] = str(mutant.secret.parent / "cache")
         for stream, path in ((1, out), (2, err)):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors="backslashreplace")
@@ -165,7 +167,8 @@ def _be_the_child(line: list[str], out: Path, err: Path, strayed: Path, mutant: 
 
 
 def _reporter(log: int, folder: Path) -> Callable[[str, tuple[object, ...]], None]:
-    allowed = [folder / "model", folder / "tmp", Path(sys.prefix), Path(sys.base_prefix)]
+    allowed = [folder / name for name in ("model", "tmp", "cache")]
+    allowed += [Path(sys.prefix), Path(sys.base_prefix)]
     allowed += [Path(__file__).parents[2], Path("/proc"), Path("/sys"), Path(os.devnull)]
     allowed += [Path(path) for path in sysconfig.get_paths().values()]
     roots = [os.path.realpath(path) for path in allowed]
@@ -204,7 +207,7 @@ def _look_around(mutant: Mutant, answers: dict[str, int]) -> Iterator[str]:
         if path.name != ".ses":  # ONNX Runtime's own
             yield f"left {path.name} behind"
     for path in folder.iterdir():
-        if path.name not in ("model", "tmp", "secret.bin") and path.suffix not in (
+        if path.name not in ("model", "tmp", "cache", "secret.bin") and path.suffix not in (
             ".out", ".err", ".strayed",
         ):  # fmt: skip
             yield f"wrote {path.name} outside"
