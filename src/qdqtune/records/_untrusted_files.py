@@ -12,9 +12,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from qdqtune.records._errors import LimitError, NewerSchemaError
+
+_T = TypeVar("_T")
 
 SCHEMAS: Mapping[str, int] = MappingProxyType(
     {
@@ -91,15 +93,19 @@ def size_text(size: int) -> str:
 _MOST_WHOLE = 1 << 63
 
 
+def _of_type(value: object, kind: type[_T], fault: str) -> _T:
+    if not isinstance(value, kind):
+        raise ValueError(fault)
+    return value
+
+
 def object_in(value: object, name: str) -> dict[str, Any]:
     """Return the object in a field.
 
     Raises:
         ValueError: If it holds anything else.
     """
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} is no JSON object")
-    return value
+    return _of_type(value, dict, f"{name} is no JSON object")
 
 
 def versioned(value: object, kind: str, source: str) -> dict[str, Any]:
@@ -125,23 +131,17 @@ def versioned(value: object, kind: str, source: str) -> dict[str, Any]:
 
 def list_in(value: object, name: str) -> list[Any]:
     """Return the list in a field; see `object_in`."""
-    if not isinstance(value, list):
-        raise ValueError(f"{name} is no list")
-    return value
+    return _of_type(value, list, f"{name} is no list")
 
 
 def text_in(value: object, name: str) -> str:
     """Return the string in a field; see `object_in`."""
-    if not isinstance(value, str):
-        raise ValueError(f"{name} is no text")
-    return value
+    return _of_type(value, str, f"{name} is no text")
 
 
 def switch_in(value: object, name: str) -> bool:
     """Return the boolean in a field; see `object_in`."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} is neither true nor false")
-    return value
+    return _of_type(value, bool, f"{name} is neither true nor false")
 
 
 def whole_in(value: object, name: str, least: int = -_MOST_WHOLE) -> int:
