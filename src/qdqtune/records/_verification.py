@@ -12,7 +12,7 @@ from qdqtune.records._json_form import UNBOUNDED, Record
 from qdqtune.records._measurement import BenchRecord, Comparison, EngineInfo
 from qdqtune.records._results import Result
 from qdqtune.records._tuning import AS_GIVEN
-from qdqtune.records._untrusted_files import check_schema, object_in, whole_in
+from qdqtune.records._untrusted_files import object_in, versioned
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # The largest factor by which a claim may exceed the measured speedup, within the claim's interval.
@@ -88,22 +88,19 @@ class Claim(Record):
             ValueError: If it can't be read, or a claim is impossible; the message says which.
             NewerSchemaError: If only newer versions can read it.
         """
-        body = object_in(summary, "it")
-        if body.get("kind") != "summary":
-            raise ValueError('it has no "kind": "summary"')
-        check_schema("summary", whole_in(body.get("schema"), "schema", least=1), "it")
+        body = versioned(summary, "summary", "it")
         engine = object_in(body.get("engine"), "engine")
         known = {name: engine[name] for name in EngineInfo.__dataclass_fields__ if name in engine}
         conditions = object_in(body.get("conditions") or {}, "conditions")
         inputs = object_in(body.get("error_inputs") or {}, "error_inputs")
         is_converted = body.get("precision", AS_GIVEN) != AS_GIVEN
-        claim = cls.from_dict(
+        return cls.from_dict(
             {
                 "speedup": body.get("speedup"),
                 "speedup_interval": body.get("speedup_interval"),
                 "kept_float": body.get("kept_float"),
                 "engine": EngineInfo.from_untrusted(known).to_dict(),
-                "sqnr_db": body.get("output_sqnr_db"),
+                "output_sqnr_db": body.get("output_sqnr_db"),
                 "final_sha256": body.get("final_sha256") or "",
                 "baseline_sha256": body.get("baseline_sha256") or "",
                 "given_sha256": "" if is_converted else conditions.get("model_sha256") or "",
@@ -116,11 +113,9 @@ class Claim(Record):
                 "tuned_in_float32": bool(body.get("converted_from")),
             }
         )
-        claim._check()
-        return claim
 
-    def _check(self) -> None:
-        """Raise a `ValueError` if a value is impossible although its type is right."""
+    def check(self) -> None:
+        """Check that every value is possible; see `Record.check`."""
         low, high = self.speedup_interval
         hashes = (self.final_sha256, self.baseline_sha256, self.given_sha256)
         sizes = [size for shape in self.shapes.values() for size in shape]
