@@ -6,6 +6,7 @@ the neighbours of a layer.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import onnx_ir as ir
@@ -25,7 +26,7 @@ from qdqtune.engines.layers._naming import (
     takes_anything,
 )
 from qdqtune.engines.layers._sublayers import split
-from qdqtune.engines.layers._wiring import LayerWiring, ModelWiring
+from qdqtune.engines.layers._wiring import LayerWiring, ModelWiring, reached
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import DEQUANTIZE, is_op
 from qdqtune.records._layers import BETWEEN, CLOSED, NAMED, PART, UNKNOWN, MappedLayer
@@ -207,31 +208,26 @@ def _computed_inputs(owners: _Owners, nodes: Iterable[str]) -> set[str]:
 def _up_to_next_part(owners: _Owners, part: WholePart) -> list[str]:
     """Return the first nodes of a part and their dependents, up to other layers and parts."""
     others = {name for layer in owners.layers if layer.whole for name in layer.whole.first}
-    found = dict.fromkeys((*part.first, *part.readers))
-    waiting = list(found)
-    while waiting:
-        for name in owners.model.after(waiting.pop()):
-            is_limit = name in owners.owner or (name in others and not owners.model.is_fixed(name))
-            if name not in found and not is_limit:
-                found[name] = None
-                waiting.append(name)
-    return list(found)
+
+    def dependents(name: str) -> list[str]:
+        free = (each for each in owners.model.after(name) if each not in owners.owner)
+        return [each for each in free if each not in others or owners.model.is_fixed(each)]
+
+    starts = dict.fromkeys((*part.first, *part.readers))
+    return [*starts, *reached(starts, dependents)]
 
 
 def _behind(owners: _Owners, ends: Iterable[str], starts: Collection[str]) -> set[str]:
     """Return free nodes and all that they need, up to tensors that are available."""
-    found: set[str] = set()
-    waiting = [name for name in ends if name not in owners.owner]
-    while waiting:
-        name = waiting.pop()
-        if name in found:
-            continue
-        found.add(name)
-        for value in owners.model.reads(name):
-            producer = value.producer()
-            if producer is not None and value.name not in starts:
-                waiting += [producer.name or ""] if producer.name not in owners.owner else []
-    return found
+
+    def needed(name: str) -> list[str]:
+        values = (value for value in owners.model.reads(name) if value.name not in starts)
+        producers = (value.producer() for value in values)
+        names = (producer.name or "" for producer in producers if producer is not None)
+        return [each for each in names if each not in owners.owner]
+
+    free = {name for name in ends if name not in owners.owner}
+    return free.union(reached(free, needed))
 
 
 def _take_left_over(owners: _Owners) -> None:
@@ -287,16 +283,13 @@ def _same_as(owners: _Owners, tensors: Iterable[str]) -> set[str]:
     Constants are left out: they don't identify a layer, since every node may read the same one.
     """
     index = owners.index
+
+    def aliases(tensor: str) -> list[str]:
+        readers = (index.node.get(edge.node) for edge in index.readers(tensor))
+        return [node.outputs[0].name or "" for node in readers if node and is_op(node, *_NOTHING)]
+
     found = {each for each in tensors if each in index.value and not index.is_constant(each)}
-    waiting = list(found)
-    while waiting:
-        for edge in index.readers(waiting.pop()):
-            node = index.node.get(edge.node)
-            same = node.outputs[0].name if is_op(node, *_NOTHING) and node else None
-            if same and same not in found:
-                found.add(same)
-                waiting.append(same)
-    return found
+    return found.union(reached(found, aliases))
 
 
 def _grounded(
@@ -388,16 +381,10 @@ def _fitting(owners: _Owners, number: int, between: list[str]) -> list[str]:
 
 def _free_from(owners: _Owners, layers: Iterable[int], step: _Step) -> set[str]:
     """Return free nodes reachable from those of some layers; none if there are too many."""
-    found: set[str] = set()
-    waiting = [name for number in layers for name in owners.owned[number]]
-    while waiting:
-        if len(found) > _MOST_BETWEEN:
-            return set()
-        for name in step(waiting.pop()):
-            if name not in found and owners.is_free(name):
-                found.add(name)
-                waiting.append(name)
-    return found
+    owned = [name for number in layers for name in owners.owned[number]]
+    free = reached(owned, lambda name: filter(owners.is_free, step(name)))
+    found = set(itertools.islice(free, _MOST_BETWEEN + 1))
+    return found if len(found) <= _MOST_BETWEEN else set()
 
 
 def _take_the_rest(owners: _Owners) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import onnx_ir as ir
 
@@ -14,6 +16,7 @@ from qdqtune.records._measurement import LayerTime
 _OF_SHAPES = frozenset({"Shape", "Size"})
 # Unknown layers come in short chains, or nothing is known at all.
 _FARTHEST = 100
+_T = TypeVar("_T")
 
 
 class ModelWiring:
@@ -128,16 +131,19 @@ class LayerWiring:
 
 
 def _nearest(start: int, edges: list[list[int]], known: Callable[[int], bool]) -> list[int]:
-    found: list[int] = []
-    seen = {start}
-    waiting = list(edges[start])
-    while waiting and len(seen) <= _FARTHEST:
-        number = waiting.pop()
-        if number in seen:
-            continue
-        seen.add(number)
-        if known(number):
-            found.append(number)
-        else:
-            waiting.extend(edges[number])
-    return sorted(found)
+    def step(number: int) -> Sequence[int]:
+        return edges[number] if number == start or not known(number) else ()
+
+    return sorted(filter(known, itertools.islice(reached([start], step), _FARTHEST)))
+
+
+def reached(starts: Iterable[_T], step: Callable[[_T], Iterable[_T]]) -> Iterator[_T]:
+    """Yield what can be reached from some nodes in one or more steps, each once."""
+    waiting = list(starts)
+    seen = set(waiting)
+    while waiting:
+        for each in step(waiting.pop()):
+            if each not in seen:
+                seen.add(each)
+                waiting.append(each)
+                yield each
