@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.stand_ins.fixtures import stand_in_environment, write_stand_in_trtexec
 
-from qdqtune.engines._gpu import find_gpus
+from qdqtune.engines._hardware import find_gpus
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.testing import EngineConformance, EngineUnderTest
 

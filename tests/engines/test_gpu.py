@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qdqtune.engines import _gpu as gpu
+from qdqtune.engines import _hardware as hardware
 from qdqtune.records._health import Gpu
 
 
@@ -47,18 +47,18 @@ class Driver:
 def asked_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "version"
     file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26\n")
-    monkeypatch.setattr(gpu, "_DRIVER_FILE", file)
-    monkeypatch.setattr(gpu, "find_gpus", gpu.find_gpus.__wrapped__)
+    monkeypatch.setattr(hardware, "_DRIVER_FILE", file)
+    monkeypatch.setattr(hardware, "find_gpus", hardware.find_gpus.__wrapped__)
 
 
 def load(monkeypatch: pytest.MonkeyPatch, library: Any) -> None:
-    monkeypatch.setattr(gpu, "_load", lambda names: library)
+    monkeypatch.setattr(hardware, "_load", lambda names: library)
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_gpus_are_told(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     load(monkeypatch, Driver(count=count))
-    found = gpu.find_gpus()
+    found = hardware.find_gpus()
     assert (found.driver, found.cuda, found.reason) == ("570.124.06", "12.8", "")
     assert found.gpus == (Gpu("NVIDIA H200", "9.0"),) * count
 
@@ -77,15 +77,15 @@ def test_what_fails_is_the_reason(
     library: Any, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load(monkeypatch, library)
-    assert gpu.find_gpus().gpus == ()
-    assert gpu.find_gpus().reason == reason
+    assert hardware.find_gpus().gpus == ()
+    assert hardware.find_gpus().reason == reason
 
 
 def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     load(monkeypatch, None)
-    monkeypatch.setattr(gpu, "_DRIVER_FILE", tmp_path / "missing")
-    assert gpu.find_gpus().reason == "no NVIDIA driver"
+    monkeypatch.setattr(hardware, "_DRIVER_FILE", tmp_path / "missing")
+    assert hardware.find_gpus().reason == "no NVIDIA driver"
 
 
 def test_a_library_that_is_not_there_is_no_error() -> None:
-    assert gpu._load(("libthere-is-no-such.so.1",)) is None
+    assert hardware._load(("libthere-is-no-such.so.1",)) is None

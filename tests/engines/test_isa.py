@@ -4,7 +4,7 @@ import platform
 
 import pytest
 
-from qdqtune.engines._isa import (
+from qdqtune.engines._hardware import (
     inherited_limit,
     parse_cpuinfo,
     parse_sysctl,
@@ -61,7 +61,7 @@ GRAVITON3 = "Features\t: fp asimd asimddp sve i8mm bf16\nCPU part\t: 0xd40\n"
 )
 def test_cpuinfo(text, machine, isa, saturates):
     cpu = parse_cpuinfo(text, machine)
-    assert (cpu.isa, cpu.saturates_u8s8) == (isa, saturates)
+    assert (cpu.isa, saturates_u8s8(cpu.isa)) == (isa, saturates)
     assert cpu.device
 
 
@@ -84,13 +84,13 @@ def test_sysctl_of_apple_silicon():
         "hw.optional.AdvSIMD: 1\nhw.optional.arm.FEAT_DotProd: 1\nhw.optional.arm.FEAT_I8MM: 0\n"
     )
     cpu = parse_sysctl(text, "arm64")
-    assert (cpu.device, cpu.isa, cpu.saturates_u8s8) == ("Apple M2", "neon_dotprod", False)
+    assert (cpu.device, cpu.isa, saturates_u8s8(cpu.isa)) == ("Apple M2", "neon_dotprod", False)
 
 
 def test_sysctl_of_an_intel_mac():
     text = "machdep.cpu.brand_string: Intel(R) Core(TM) i7-8700B\nhw.optional.avx2_0: 1\n"
     cpu = parse_sysctl(text, "x86_64")
-    assert (cpu.isa, cpu.saturates_u8s8) == ("avx2", True)
+    assert (cpu.isa, saturates_u8s8(cpu.isa)) == ("avx2", True)
 
 
 def test_this_machine():

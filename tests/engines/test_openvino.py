@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from qdqtune.engines import _openvino_settings as openvino_settings
+from qdqtune.engines._hardware import Cpu, limited_isa
 from qdqtune.engines._interface import SessionOptions
-from qdqtune.engines._isa import Cpu, limited_isa
 from qdqtune.engines._native_dialect import native_dialect
 from qdqtune.engines._openvino import with_float_kernels
 from qdqtune.engines._openvino_settings import Settings, check_device, settings_of

@@ -14,8 +14,8 @@ import pytest
 from tests.conftest import model_from_text
 
 from qdqtune.engines import _registry as registry
+from qdqtune.engines._hardware import read_cpu
 from qdqtune.engines._interface import SessionOptions
-from qdqtune.engines._isa import read_cpu
 from qdqtune.engines._native_dialect import native_dialect
 from qdqtune.engines._worker import Worker, WorkerFailure
 from qdqtune.testing import Bench, EngineUnderTest

@@ -7,7 +7,7 @@ import pytest
 from tests.stand_ins.tensorrt_api.fixtures import api_environment
 
 from qdqtune.engines import _registry as registry
-from qdqtune.engines._isa import Cpu
+from qdqtune.engines._hardware import Cpu
 from qdqtune.engines._native_dialect import native_dialect
 from qdqtune.engines._worker import probe_engine
 from qdqtune.records._errors import EngineError, UsageError

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from qdqtune.engines._hardware import read_cpu
 from qdqtune.engines._interface import SessionOptions
-from qdqtune.engines._isa import read_cpu
 from qdqtune.testing import Bench, EngineConformance, EngineUnderTest
 
 X86 = platform.machine().lower() in ("x86_64", "amd64") and read_cpu().isa != "x86"

@@ -9,7 +9,7 @@ import pytest
 
 from qdqtune.cli.main import main
 from qdqtune.engines import _registry as registry
-from qdqtune.engines._isa import Cpu
+from qdqtune.engines._hardware import Cpu
 from qdqtune.records._health import BrokenPlugin, EngineHealth, Gpu, GpuHealth, Health, IsaLimit
 from qdqtune.report._health import health_text
 from qdqtune.workflows import _doctor as health

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._entries import EngineEntry
-from qdqtune.engines._isa import Cpu, inherited_limit, limited_isa, read_cpu, saturates_u8s8
+from qdqtune.engines._hardware import Cpu, inherited_limit, limited_isa, read_cpu, saturates_u8s8
 from qdqtune.engines._worker import probe_engine
 from qdqtune.qdq._dialect import Dialect
 from qdqtune.qdq.dialects import dialect_named

@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from qdqtune.engines._interface import SessionOptions
-from qdqtune.engines._isa import (
+from qdqtune.engines._hardware import (
     ONEDNN_LIMITS,
     inherited_limit,
     leaves_bfloat16,
     limited_isa,
     read_cpu,
 )
+from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._registry import ENGINES
 
 _ISA_VARIABLES = ENGINES["openvino"].isa_variables

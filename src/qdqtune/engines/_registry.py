@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqtune.engines._entries import BUILTIN_ENGINES, EngineEntry, find_engines
-from qdqtune.engines._gpu import find_gpus
+from qdqtune.engines._hardware import find_gpus
 from qdqtune.records._errors import EngineError, UsageError
 from qdqtune.records._health import Plugins
 

@@ -6,8 +6,7 @@ import platform
 from dataclasses import replace
 
 from qdqtune.engines import _registry as registry
-from qdqtune.engines._gpu import find_gpus
-from qdqtune.engines._isa import inherited_limit, read_cpu, saturates_u8s8
+from qdqtune.engines._hardware import find_gpus, inherited_limit, read_cpu, saturates_u8s8
 from qdqtune.engines._native_dialect import native_dialect
 from qdqtune.engines._worker import Worker, WorkerFailure
 from qdqtune.records._errors import QdqtuneError
@@ -24,7 +23,7 @@ def examine() -> Health:
     engines = tuple(map(_examine_engine, registry.engines()))
     broken = registry.plugins().broken
     return Health(
-        platform.python_version(), cpu.device, cpu.isa, cpu.saturates_u8s8, engines, broken,
+        platform.python_version(), cpu.device, cpu.isa, saturates_u8s8(cpu.isa), engines, broken,
         find_gpus(), current_limits().memory_bytes,
     )  # fmt: skip
 

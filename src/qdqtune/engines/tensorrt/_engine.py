@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from qdqtune.engines._gpu import find_gpus
+from qdqtune.engines._hardware import find_gpus
 from qdqtune.engines._interface import InputSpec, SessionOptions
 from qdqtune.engines._signature import Signature, read_signature
 from qdqtune.engines._worker_environment import log_of, scratch_folder

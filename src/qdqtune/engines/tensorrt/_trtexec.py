@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from qdqtune.engines import _worker_environment as worker_environment
-from qdqtune.engines._gpu import find_gpus
+from qdqtune.engines._hardware import find_gpus
 from qdqtune.engines._interface import InputSpec, SessionOptions
 from qdqtune.engines._signature import Signature, read_signature
 from qdqtune.engines.tensorrt._caches import NO_CACHE, PlanCache, default_path

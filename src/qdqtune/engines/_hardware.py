@@ -1,13 +1,23 @@
-"""Instruction sets of the CPU that matter for integer kernels."""
+"""What this machine can compute with: the CPU's instruction set, and NVIDIA GPUs.
+
+The operating system and the driver are asked, without importing an engine.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from qdqtune.records._health import Gpu, GpuHealth
 
 _X86_MACHINES = {"x86_64", "amd64", "i386", "i686", "x86"}
 _ARM_MACHINES = {"aarch64", "arm64"}
@@ -55,6 +65,14 @@ _SYSCTL_FLAGS = {
     "hw.optional.avx2_0": "avx2",
 }
 
+_DRIVER_FILE = Path("/proc/driver/nvidia/version")
+_LIBRARIES = ("libcuda.so.1", "nvcuda.dll")
+_VERSION = re.compile(r"\s(\d+\.\d+(?:\.\d+)?)\s")
+_LONGEST_NAME = 128
+# Constants of CUDA's driver API.
+_MAJOR, _MINOR = 75, 76
+_NO_DEVICE = 100
+
 
 @dataclass(frozen=True)
 class Cpu:
@@ -68,11 +86,6 @@ class Cpu:
 
     device: str
     isa: str
-
-    @property
-    def saturates_u8s8(self) -> bool:
-        """Whether products of uint8 and int8 are summed in 16 bits; see `saturates_u8s8`."""
-        return saturates_u8s8(self.isa)
 
 
 def saturates_u8s8(isa: str) -> bool:
@@ -176,3 +189,63 @@ def _isa(flags: set[str], machine: str) -> str:
     else:
         return family or "unknown"
     return next((isa for flag, isa in levels if flag in flags), otherwise)
+
+
+@functools.cache
+def find_gpus() -> GpuHealth:
+    """Return the driver and its GPUs, cached; any failure becomes the reason for having none."""
+    version = None
+    with contextlib.suppress(OSError):
+        version = _VERSION.search(_DRIVER_FILE.read_text(encoding="utf-8", errors="replace"))
+    driver = version[1] if version is not None else ""
+    library = _load(_LIBRARIES)
+    if library is None:
+        there = "its library libcuda.so.1 can't be loaded" if driver else "no NVIDIA driver"
+        return GpuHealth(driver, "", (), there)
+    try:
+        _call(library, "cuInit", 0)
+        cuda = _number(library, "cuDriverGetVersion")
+        gpus = tuple(_gpu(library, each) for each in range(_number(library, "cuDeviceGetCount")))
+    except _DriverError as error:
+        return GpuHealth(driver, "", (), str(error))
+    reason = "" if gpus else "the driver shows no GPU"
+    return GpuHealth(driver, f"{cuda // 1000}.{cuda % 1000 // 10}", gpus, reason)
+
+
+class _DriverError(Exception):
+    """The driver returned an error."""
+
+
+def _load(names: tuple[str, ...]) -> Any:
+    for name in names:
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(name)
+    return None
+
+
+def _gpu(library: Any, position: int) -> Gpu:
+    device = _number(library, "cuDeviceGet", position)
+    name = ctypes.create_string_buffer(_LONGEST_NAME)
+    _call(library, "cuDeviceGetName", name, _LONGEST_NAME, device)
+    major, minor = (_number(library, "cuDeviceGetAttribute", a, device) for a in (_MAJOR, _MINOR))
+    return Gpu(name.value.decode(errors="replace"), f"{major}.{minor}")
+
+
+def _number(library: Any, name: str, *arguments: int) -> int:
+    """Return the number that a function writes to its first argument."""
+    value = ctypes.c_int()
+    _call(library, name, ctypes.byref(value), *arguments)
+    return value.value
+
+
+def _call(library: Any, name: str, *arguments: Any) -> None:
+    try:
+        error = getattr(library, name)(*arguments)
+    except AttributeError:
+        raise _DriverError(f"the driver's library has no {name}") from None
+    if error:
+        text = ctypes.c_char_p(b"no device" if error == _NO_DEVICE else b"unknown")
+        with contextlib.suppress(AttributeError):
+            library.cuGetErrorString(error, ctypes.byref(text))
+        meaning = (text.value or b"unknown").decode(errors="replace")
+        raise _DriverError(f"the driver answers with error {error}: {meaning}")
