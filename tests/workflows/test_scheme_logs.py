@@ -13,7 +13,7 @@ from qdqtune import zoo
 from qdqtune.autotune.region_inspect import inspect_region_search
 from qdqtune.cli.main import main
 from qdqtune.engines import _registry as registry
-from qdqtune.engines._worker_log import BuildLog
+from qdqtune.engines._worker_environment import BuildLog
 from qdqtune.records._tuning import TuneResult
 from qdqtune.search.patterns._state_file import read_state
 from qdqtune.search.regions._region import leaves

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from qdqtune.engines._interface import InputSpec
 from qdqtune.engines._supervisor import END
-from qdqtune.engines._worker_log import OutputTail
+from qdqtune.engines._worker_environment import OutputTail
 from qdqtune.graph._atomic_files import DiskError
 from qdqtune.records._errors import EngineError
 from qdqtune.records._measurement import MOST_MS, LayerTime

@@ -1,19 +1,25 @@
-"""What passes between a parent and its worker besides requests: variables, folders, arrays."""
+"""What passes between a parent and its worker besides requests: variables, arrays, and output."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
-from collections.abc import Mapping
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from qdqtune.graph._atomic_files import TemporaryFolder, writing
+from qdqtune.graph._atomic_files import TemporaryFolder, open_to_append, writing
+from qdqtune.records._errors import OutputError
+from qdqtune.records._untrusted_files import open_plain
 
 SCRATCH = "QDQTUNE_SCRATCH"
 """Variable that names the folder that goes with the worker."""
@@ -23,6 +29,13 @@ OPENING = "QDQTUNE_OPENING"
 """Variable with the number of the process, where one comparison is made in several."""
 
 _NOT_IN_NAMES = re.compile(r"[^\w.+-]+")
+_MARK = "=== qdqtune: "
+_BEGIN, _END = f"{_MARK}building ", f"{_MARK}built in "
+_MOST_LINES = 400
+
+_TAIL_BYTES = 64 * 1024
+_LOG_BYTES = 8 * 1024 * 1024
+_MESSAGE_LINES = 12
 
 
 def scratch_folder() -> Path:
@@ -57,19 +70,21 @@ def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         DiskError: The file can't be written.
         TypeError: An array has a type that is neither a number nor text.
     """
-    entries: dict[str, npt.NDArray[Any]] = {
-        "names": np.array(list(arrays), dtype=np.str_),
-        "dtypes": np.array([_dtype_name(array) for array in arrays.values()], dtype=np.str_),
-    }
+    entries: dict[str, npt.NDArray[Any]] = {}
+    dtypes = []
     for index, (name, value) in enumerate(arrays.items()):
-        array = np.asarray(value)
-        if array.dtype.kind == "O":
+        array = np.asarray(value, order="C")
+        is_custom = hasattr(ml_dtypes, array.dtype.name)
+        dtypes.append(array.dtype.name if is_custom else "")
+        if is_custom:
+            array = array.view(f"u{array.dtype.itemsize}")
+        elif array.dtype.kind == "O":
             array = array.astype(np.str_)
-        elif array.dtype.kind == "V" or (array.dtype.kind != "U" and array.dtype.isbuiltin != 1):
-            if not hasattr(ml_dtypes, array.dtype.name):
-                raise TypeError(f"'{name}' has type {array.dtype}, which no tensor can have")
-            array = np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")
+        elif array.dtype.kind != "U" and array.dtype.isbuiltin != 1:
+            raise TypeError(f"'{name}' has type {array.dtype}, which no tensor can have")
         entries[f"array{index}"] = array
+    entries["names"] = np.array(list(arrays), dtype=np.str_)
+    entries["dtypes"] = np.array(dtypes, dtype=np.str_)
     with writing(path), open(path, "wb") as file:
         np.savez(file, **entries)  # type: ignore[arg-type]
 
@@ -82,12 +97,113 @@ def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
             zip(archive["names"], archive["dtypes"], strict=True)
         ):
             array = archive[f"array{index}"]
-            if str(dtype) and array.dtype.name != str(dtype) and hasattr(ml_dtypes, str(dtype)):
-                array = array.view(np.dtype(getattr(ml_dtypes, str(dtype))))
-            arrays[str(name)] = array
+            arrays[str(name)] = array.view(getattr(ml_dtypes, str(dtype))) if dtype else array
         return arrays
 
 
-def _dtype_name(array: npt.NDArray[Any]) -> str:
-    name = np.asarray(array).dtype.name
-    return name if hasattr(ml_dtypes, name) else ""
+@contextlib.contextmanager
+def building(model: str | os.PathLike[str]) -> Iterator[None]:
+    """Mark what the engine in this process prints as being about a model.
+
+    Without a log nothing is marked. Output after a failure, such as its traceback, belongs to it.
+
+    Args:
+        model: The model file.
+    """
+    _mark(f"{_BEGIN}{Path(model).name}")
+    start_s = time.perf_counter()
+    yield
+    _mark(f"{_END}{time.perf_counter() - start_s:.3f} s")
+
+
+def _mark(line: str) -> None:
+    if os.environ.get(LOGS):
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+
+class BuildLog:
+    """The log of an engine's workers, model by model.
+
+    Args:
+        path: The log file; it need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._model: str | None = None
+        self._said: dict[str, list[str]] = {}
+
+    def about(self, model: str) -> list[str]:
+        """Return what was printed during the latest build of a model, as far as it can be read.
+
+        Args:
+            model: Name of the model file.
+        """
+        with contextlib.suppress(OSError):
+            self._read_on()
+        return self._said.get(model, [])
+
+    def _read_on(self) -> None:
+        """Read new lines, up to the last complete one."""
+        with open_plain(self._path) as file:
+            file.seek(self._offset)
+            added = file.read()
+        whole = added[: added.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.decode("utf-8", "replace").splitlines():
+            if line.startswith(_BEGIN):
+                self._model = line.removeprefix(_BEGIN)
+                self._said[self._model] = []
+            elif line.startswith(_END) and self._model is not None:
+                self._said[self._model].append(line.removeprefix(_MARK))
+                self._model = None
+            elif self._model is not None and len(self._said[self._model]) < _MOST_LINES:
+                self._said[self._model].append(line)
+
+
+class OutputTail:
+    """Reads a pipe to its end in a thread, so that the child never blocks on a full one.
+
+    Args:
+        stream: The reading end; closed when it ends.
+        log_path: File that gets the first bytes, up to a limit; appended to.
+    """
+
+    def __init__(self, stream: IO[bytes], log_path: Path | None = None) -> None:
+        self._stream = stream
+        self._log_path = log_path
+        self._tail = bytearray()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._read, name="qdqtune-drain", daemon=True)
+        self._thread.start()
+
+    def finish(self, timeout_s: float = 2.0) -> None:
+        """Waits for the end of the stream, with a timeout: a stray grandchild may hold it open."""
+        self._thread.join(timeout_s)
+
+    def tail(self, lines: int = _MESSAGE_LINES) -> str:
+        """Returns the last lines, fit for a terminal: control characters are replaced."""
+        with self._lock:
+            text = bytes(self._tail).decode("utf-8", errors="replace")
+        last = [line for line in text.strip().splitlines() if not line.startswith(_MARK)][-lines:]
+        return "\n".join("".join(c if c.isprintable() else "?" for c in line) for line in last)
+
+    def _read(self) -> None:
+        with self._stream, contextlib.ExitStack() as stack:
+            log: IO[bytes] | None = None
+            room = 0
+            if self._log_path is not None:
+                # A log that cannot be written must not stop the draining.
+                with contextlib.suppress(OSError, OutputError):
+                    log = stack.enter_context(open_to_append(self._log_path, buffering=0))
+                    room = max(0, _LOG_BYTES - log.tell())
+            while chunk := self._stream.read1(1 << 16):  # type: ignore[attr-defined]
+                with self._lock:
+                    self._tail += chunk
+                    del self._tail[:-_TAIL_BYTES]
+                if log is not None and room:
+                    with contextlib.suppress(OSError):
+                        log.write(chunk[:room])
+                    room -= min(room, len(chunk))

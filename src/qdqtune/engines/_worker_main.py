@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from qdqtune.engines._clock import waited_for_cpu_s
 from qdqtune.engines._interface import SessionOptions, VirtualTime
-from qdqtune.engines._worker_environment import read_arrays, scratch_folder, write_arrays
-from qdqtune.engines._worker_log import building
+from qdqtune.engines._worker_environment import building, read_arrays, scratch_folder, write_arrays
 from qdqtune.graph._atomic_files import full_disk
 from qdqtune.resources import set_memory_limit
 

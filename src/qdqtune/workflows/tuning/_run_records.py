@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from qdqtune.engines._worker_log import BuildLog
+from qdqtune.engines._worker_environment import BuildLog
 from qdqtune.graph._atomic_files import replacing, writing
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.records._errors import OutputError
