@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from tests.conftest import model_from_text
 
-from qdqtune.engines._openvino_layers import layer_times_of
-
 openvino = pytest.importorskip("openvino")
+layer_times_of = pytest.importorskip("qdqtune.engines._openvino").layer_times_of
 
 
 @pytest.fixture(scope="module")

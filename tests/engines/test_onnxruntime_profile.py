@@ -8,7 +8,7 @@ import pytest
 from onnx import parser
 
 from qdqtune.engines._clock import thread_clock_is_fine
-from qdqtune.engines._onnxruntime_profile import layer_times_of
+from qdqtune.engines._onnxruntime import layer_times_of
 from qdqtune.records._measurement import LayerTime
 
 

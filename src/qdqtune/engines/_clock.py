@@ -47,12 +47,21 @@ class RunClock:
         """Switch to wall time."""
         self.now_ns = time.perf_counter_ns
 
-    def samples_ms(self, take: Callable[[Callable[[], int]], list[float]]) -> list[float]:
-        """Take samples with the clock; retake them if runs are too short for the thread clock."""
-        samples = take(self.now_ns)
+    def samples_ms(self, run: Callable[[], object], runs: int) -> list[float]:
+        """Return the milliseconds of each run; again if they are too short for the thread clock."""
+        samples = self._timed(run, runs)
         if min(samples, default=1.0) <= 0.0:
             self.use_wall_time()
-            samples = take(self.now_ns)
+            samples = self._timed(run, runs)
+        return samples
+
+    def _timed(self, run: Callable[[], object], runs: int) -> list[float]:
+        now_ns = self.now_ns
+        samples: list[float] = []
+        for _ in range(runs):
+            start = now_ns()
+            run()
+            samples.append((now_ns() - start) / 1e6)
         return samples
 
 

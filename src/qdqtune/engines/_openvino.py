@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,6 @@ import openvino as ov
 
 from qdqtune.engines._clock import RunClock
 from qdqtune.engines._interface import InputSpec, SessionOptions
-from qdqtune.engines._openvino_layers import PRECISIONS, layer_times_of
 from qdqtune.engines._openvino_settings import (
     MAX_CPU_ISA,
     PRECISION_HINT,
@@ -49,6 +49,18 @@ _VIEWS = {
     "f8e4m3": ml_dtypes.float8_e4m3fn,
     "f8e5m2": ml_dtypes.float8_e5m2,
 }
+# Our names of types, by OpenVINO's names.
+_PRECISIONS = {
+    "bf16": "bfloat16", "boolean": "bool", "f16": "float16", "f32": "float32", "f64": "float64",
+    "i8": "int8", "i32": "int32", "i64": "int64", "u8": "uint8",
+}  # fmt: skip
+_FACTS = (
+    "layerType", "originalLayersNames", "outputPrecisions", "primitiveType", "runtimePrecision",
+)  # fmt: skip
+_CONSTANTS = frozenset({"Const", "Constant"})
+# For these, the runtime precision is that of the condition or of the trip count.
+_WITH_BODIES = frozenset({"If", "Loop", "TensorIterator"})
+_NOT_LAYERS = frozenset({"Input", "Output", "Parameter", "Result"})
 _PROFILE_WARMUP_RUNS = 2
 # OpenVINO's name for the result of an ONNX output.
 _RESULT = "/sink_port_0"
@@ -122,7 +134,7 @@ def _hinted(compiled: Any) -> str:
 
 def _type_name(kind: Any) -> str:
     name = str(kind.get_type_name())
-    return PRECISIONS.get(name, name)
+    return _PRECISIONS.get(name, name)
 
 
 class OpenVinoEngine:
@@ -232,7 +244,8 @@ class OpenVinoSession:
         """
         if not self._requests:
             raise ValueError("the model was given no feeds to run on")
-        return self._clock.samples_ms(lambda clock: _timed_runs(self._requests, runs, clock))
+        samples = self._clock.samples_ms(_runner(self._requests), runs)
+        return [sample / len(self._requests) for sample in samples]
 
     def layer_times(self, runs: int) -> list[LayerTime]:
         """Mean time per layer from OpenVINO's own counters, in a separate compiled model."""
@@ -241,9 +254,11 @@ class OpenVinoSession:
         properties = {**self._settings.properties, "PERF_COUNT": "YES"}
         compiled = self._core.compile_model(self._path, self._settings.device, properties)
         request = _request(compiled, self._tensors)
-        _timed_runs([request], _PROFILE_WARMUP_RUNS, self._clock.now_ns)
+        for _ in range(_PROFILE_WARMUP_RUNS):
+            request.infer(share_outputs=True)
         earlier = request.profiling_info
-        _timed_runs([request], runs, self._clock.now_ns)
+        for _ in range(runs):
+            request.infer(share_outputs=True)
         return layer_times_of(
             compiled.get_runtime_model(),
             request.profiling_info,
@@ -275,23 +290,18 @@ def _request(compiled: Any, tensors: list[Any]) -> Any:
     return request
 
 
-def _timed_runs(requests: list[Any], runs: int, clock: Callable[[], int]) -> list[float]:
-    samples: list[float] = []
+def _runner(requests: list[Any]) -> Callable[[], object]:
+    """Return a function that runs all requests at once."""
     if len(requests) == 1:
-        infer = requests[0].infer
-        for _ in range(runs):
-            start = clock()
-            infer(share_outputs=True)
-            samples.append((clock() - start) / 1e6)
-        return samples
-    for _ in range(runs):
-        start = clock()
+        return functools.partial(requests[0].infer, share_outputs=True)
+
+    def run() -> None:
         for request in requests:
             request.start_async()
         for request in requests:
             request.wait()
-        samples.append((clock() - start) / 1e6 / len(requests))
-    return samples
+
+    return run
 
 
 def _runs_here(request: Any) -> bool:
@@ -355,3 +365,71 @@ def _plain_errors() -> Iterator[None]:
         lines = (line.strip() for line in str(error).splitlines())
         kept = [line for line in lines if line and not line.startswith(_PASSED_ON)]
         raise RuntimeError("\n".join(kept) or str(error)) from None
+
+
+def layer_times_of(
+    runtime_model: Any,
+    counters: Iterable[Any],
+    earlier: Iterable[Any] = (),
+    earlier_runs: int = 0,
+    runs: int = 1,
+) -> list[LayerTime]:
+    """Return the layers of a compiled model, with the mean times of its last runs.
+
+    OpenVINO's counters are means over all runs so far, in whole microseconds. The counters after
+    the first runs are subtracted from those after all runs.
+
+    Args:
+        runtime_model: What `CompiledModel.get_runtime_model` returns.
+        counters: What `InferRequest.profiling_info` returns after all runs.
+        earlier: What it returned after the first runs, which don't count.
+        earlier_runs: Number of first runs.
+        runs: Number of runs after them.
+
+    Returns:
+        The layers in order of execution, without those that OpenVINO ran only once because they
+        depend on constants only.
+    """
+    before = _milliseconds(earlier)
+    spent = {
+        name: max(0.0, ms + (ms - before.get(name, ms)) * earlier_runs / runs)
+        for name, ms in _milliseconds(counters).items()
+    }
+    layers = []
+    constants: set[str] = set()
+    for op in runtime_model.get_ordered_ops():
+        given = dict(op.get_rt_info())
+        facts = {key: str(given[key].value) for key in _FACTS if key in given}
+        kind = facts.get("layerType", op.get_type_name())
+        inputs = tuple(_port(each.get_source_output()) for each in op.inputs())
+        outputs = tuple(_port(each) for each in op.outputs())
+        if kind in _CONSTANTS or (inputs and constants.issuperset(inputs)):
+            constants.update(outputs)
+        elif kind not in _NOT_LAYERS:
+            name = op.get_friendly_name()
+            precision = facts.get("runtimePrecision", "")
+            if kind in _WITH_BODIES:
+                precision = facts.get("outputPrecisions", precision).partition(",")[0]
+            origins = facts.get("originalLayersNames", "")
+            layers.append(
+                LayerTime(
+                    name=name,
+                    op_type=kind,
+                    ms=spent.get(name, 0.0),
+                    provider=facts.get("primitiveType", ""),
+                    precision=_PRECISIONS.get(precision, precision),
+                    origins=tuple(origin for origin in origins.split(",") if origin),
+                    inputs=tuple(tensor for tensor in inputs if tensor not in constants),
+                    outputs=outputs,
+                )
+            )
+    return layers
+
+
+def _milliseconds(counters: Iterable[Any]) -> dict[str, float]:
+    return {each.node_name: each.real_time.total_seconds() * 1e3 for each in counters}
+
+
+def _port(output: Any) -> str:
+    """Return a name for a tensor, which never matches one in the model."""
+    return f"{output.get_node().get_friendly_name()} output {output.get_index()}"
