@@ -40,7 +40,7 @@ from qdqtune import quantize, zoo
 from qdqtune.calibration._random_inputs import Feeds, random_inputs
 from qdqtune.calibration._ranges import FOLDER
 from qdqtune.engines._interface import SessionOptions
-from qdqtune.engines._intervals import median_interval
+from qdqtune.engines._timing import median_interval
 from qdqtune.engines._worker import Worker
 from qdqtune.graph._files import load_model
 from qdqtune.graph._index import GraphIndex

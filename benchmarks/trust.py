@@ -43,9 +43,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqtune.config import DEFAULT_THRESHOLD
-from qdqtune.engines._comparison import compare_files
+from qdqtune.engines._comparison import FEWEST_OPENINGS, MOST_OPENINGS, combine, compare_files
 from qdqtune.engines._interface import SessionOptions
-from qdqtune.engines._reopened_comparison import FEWEST_OPENINGS, MOST_OPENINGS, combine
 from qdqtune.engines._timing import plan_turns, take_turns
 from qdqtune.engines._worker import StoredFeeds, Worker
 from qdqtune.records._measurement import Comparison

@@ -71,10 +71,11 @@ def test_all_may_fail(faulty, model_that):
     assert comparisons == [None]
 
 
-def test_a_hanging_open_is_stopped_by_its_limit(faulty, model_that):
+def test_a_hanging_open_is_stopped_by_its_limit(faulty_with, model_that):
     paths = [model_that(latency_ms=8), model_that("hang", at="open")]
-    faulty.info()
-    measurements, _ = compare_files(faulty, paths, FEEDS, budget_s=0.5, timeout_s=1.5)
+    faulty = faulty_with(timeout_s=1.5)
+    faulty.info(timeout_s=60)
+    measurements, _ = compare_files(faulty, paths, FEEDS, budget_s=0.5)
     assert [measured.ok for measured in measurements] == [True, False]
     assert "within 1.5 s" in measurements[1].error
 
@@ -94,10 +95,12 @@ def test_one_model_alone_is_measured(faulty, model_that):
 
 
 @pytest.mark.parametrize("others", [[], ["hang"]])
-def test_a_slow_model_alone_is_measured(faulty, model_that, others, monkeypatch):
+def test_a_slow_model_alone_is_measured(faulty_with, model_that, others, monkeypatch):
     monkeypatch.setattr(comparison, "_SHORTEST_LIMIT_S", 2.0)
     paths = [model_that(latency_ms=40), *(model_that(fault) for fault in others)]
-    measurements, _ = compare_files(faulty, paths, FEEDS, budget_s=1.0, timeout_s=1.5)
+    faulty = faulty_with(timeout_s=1.5)
+    faulty.info(timeout_s=60)
+    measurements, _ = compare_files(faulty, paths, FEEDS, budget_s=1.0)
     assert measurements[0].latency_ms == 40.0
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from qdqtune.engines import _clock as contention
-from qdqtune.engines._intervals import BUSY_SHARE
-from qdqtune.engines._timing import compare_blocks, plan_turns, take_turns
+from qdqtune.engines._timing import BUSY_SHARE, compare_blocks, plan_turns, take_turns
 from qdqtune.records._measurement import (
     BenchmarkEntry,
     BenchRecord,

@@ -11,10 +11,10 @@ import onnx
 import pytest
 from tests.conftest import model_from_text
 
-from qdqtune.engines import _reopened_comparison as reopened_comparison
+from qdqtune.engines import _comparison as reopened_comparison
+from qdqtune.engines._comparison import Allowance, combine, compare_reopened, is_faster
 from qdqtune.engines._interface import SessionOptions
-from qdqtune.engines._intervals import least_half_width
-from qdqtune.engines._reopened_comparison import Allowance, combine, compare_reopened, is_faster
+from qdqtune.engines._timing import least_half_width
 from qdqtune.engines._worker import Worker
 from qdqtune.records._measurement import Comparison, Measurement, Verdict
 from qdqtune.testing.simulated import QUIET

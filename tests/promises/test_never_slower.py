@@ -10,7 +10,7 @@ import pytest
 from benchmarks.trust import simulated_final
 
 from qdqtune.config import DEFAULT_THRESHOLD
-from qdqtune.engines._reopened_comparison import FEWEST_OPENINGS, MOST_OPENINGS
+from qdqtune.engines._comparison import FEWEST_OPENINGS, MOST_OPENINGS
 from qdqtune.records._measurement import Verdict
 from qdqtune.records._tuning import TuneResult
 from qdqtune.testing.simulated._machine import Noise

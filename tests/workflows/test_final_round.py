@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtune.engines._reopened_comparison import Allowance, combine
+from qdqtune.engines._comparison import Allowance, combine
 from qdqtune.engines._timing import FEWEST_ROUNDS
 from qdqtune.engines._worker import Worker
 from qdqtune.graph._files import load_model

@@ -1,4 +1,15 @@
-"""Compares model files with a baseline in a worker; a failing model does not stop the others."""
+"""Compares model files with a baseline in a worker; a failing model does not stop the others.
+
+`compare_files` compares in one process, `compare_reopened` in several fresh ones, so that a lucky
+opening is not taken for a gain: two openings of one file differ for as long as they are open, by
+their memory addresses, or by the kernels that a builder happened to choose. One process can't show
+that, however long it runs. So every process contributes one log ratio, and the interval follows
+from their spread, by Student's t distribution; noise within a process also adds to that spread, so
+the interval includes it.
+
+For equal models on simulated machines whose openings differ by 2 % (one deviation), 22 of 100
+comparisons in one process found a gain of 2 % or more; with five processes, fewer than one did.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +20,19 @@ import os
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
-from qdqtune.engines._timing import FEWEST_ROUNDS, Blocks, Round, plan_turns, take_turns
+from qdqtune.engines._timing import (
+    FEWEST_ROUNDS,
+    Blocks,
+    Plan,
+    Round,
+    least_half_width,
+    plan_turns,
+    take_turns,
+)
 from qdqtune.engines._worker import FailureKind, StoredFeeds, Worker, WorkerFailure
 from qdqtune.records._measurement import Comparison, LayerTime, Measurement
 
@@ -56,40 +75,25 @@ _LEAST_OVERHEAD_MS = 25.0
 _SHORTEST_LIMIT_S = 30.0
 _TIMES_BASELINE = 20.0
 
+FEWEST_OPENINGS = 3
+"""Below this number of openings, their variation can't be estimated."""
+MOST_OPENINGS = 5
 
-class _ModelFailed(Exception):
-    """Model number ``index`` failed during the comparison."""
-
-    def __init__(self, index: int, error: str, kind: FailureKind = FailureKind.ERROR) -> None:
-        super().__init__(error)
-        self.index = index
-        self.error = error
-        self.kind = kind
-
-
-@contextlib.contextmanager
-def _blaming(index: int) -> Iterator[None]:
-    try:
-        yield
-    except WorkerFailure as failure:
-        raise _ModelFailed(index, str(failure), failure.kind) from failure
-
-
-@dataclass(frozen=True)
-class _Length:
-    """The length of a comparison, as a time or as a number of runs or rounds."""
-
-    budget_s: float
-    runs: int | None
-    rounds: int | None
-    fewest_rounds: int
-    min_time_s: float | None
-
-    def least_runs(self, latencies_ms: Sequence[float]) -> int | None:
-        """Return the minimum number of timed runs per model, for the fastest to fill its time."""
-        if self.min_time_s is None:
-            return self.runs
-        return max(self.runs or 1, math.ceil(self.min_time_s * 1000.0 / min(latencies_ms)))
+_CONFIDENCE = 0.99
+# The quantiles of Student's distribution for that level, by degrees of freedom.
+_STUDENT = {2: 9.925, 3: 5.841, 4: 4.604}
+# Openings that agree this well are not repeated: more of them would not change the result.
+_AGREEING = 0.0002
+# Minimum change of the ratio when the files are opened again, as a log ratio.
+_LEAST_HALF_WIDTH = 0.003
+# Assumed variation of openings where there is no time to measure it: the deviation of a log ratio,
+# and its weight in degrees of freedom beside the measured variation of the baseline.
+_ASSUMED, _WORTH = 0.0085, 2
+# Enough for the median of one opening out of several.
+_FEWEST_ROUNDS_AGAIN = 4
+# More than a real engine can play, whose blocks take eight milliseconds or more: the interval is to
+# be as narrow as time allows.
+_MOST_ROUNDS_PER_S = 60
 
 
 def compare_files(
@@ -103,7 +107,6 @@ def compare_files(
     rounds: int | None = None,
     fewest_rounds: int = FEWEST_ROUNDS,
     options: SessionOptions | None = None,
-    timeout_s: float | None = None,
     progress: Progress | None = None,
     take_outputs: TakeOutputs | None = None,
     take_layers: TakeLayers | None = None,
@@ -111,6 +114,9 @@ def compare_files(
     listener: MeasurementListener | None = None,
 ) -> tuple[list[Measurement], list[Comparison | None]]:
     """Times model files against the first of them. A failing model raises nothing.
+
+    A candidate's block counts as a hang after thirty seconds, or twenty times the baseline's block
+    if that is longer.
 
     Args:
         worker: The worker that runs the models.
@@ -122,8 +128,6 @@ def compare_files(
         rounds: Blocks of each candidate; fewer if they don't fit into the budget.
         fewest_rounds: Minimum number of rounds, whatever the budget.
         options: How to open the models.
-        timeout_s: Limit for opening a model. A candidate's block counts as a hang after thirty
-            seconds, or twenty times the baseline's block if that is longer.
         progress: Called after each round with the rounds done and planned.
         take_outputs: Called with the number and the outputs of each model that was timed.
         take_layers: Called with the number and the layers of each model that was timed.
@@ -134,25 +138,31 @@ def compare_files(
         One measurement per file, and one comparison per candidate: None where the candidate or
         the baseline failed.
     """
-    files = [os.fspath(path) for path in paths]
-    length = _Length(budget_s, runs, rounds, fewest_rounds, min_time_s)
+    if runs is not None or min_time_s is not None:
+        budget_s = math.inf
+
+    def plan(latencies_ms: Sequence[float], left_s: float, overhead_ms: float) -> Plan:
+        least = runs
+        if min_time_s is not None:
+            least = max(runs or 1, math.ceil(min_time_s * 1000.0 / min(latencies_ms)))
+        return plan_turns(latencies_ms, left_s, least, rounds, overhead_ms, fewest_rounds)
+
     with worker.stored(feeds) as stored:
-        comparing = _Comparing(worker, files, stored, options, timeout_s, listener)
-        while present := [i for i in range(len(files)) if i not in comparing.errors]:
+        comparing = _Comparing(worker, [os.fspath(path) for path in paths], stored, options)
+        while present := [i for i in range(len(paths)) if i not in comparing.errors]:
             try:
-                blocks, comparisons = comparing.attempt(present, length, progress)
-                if take_outputs is not None:
-                    for index in present:
+                blocks, comparisons = comparing.attempt(present, budget_s, plan, progress, listener)
+                for index in present:
+                    if take_outputs is not None:
                         take_outputs(index, comparing.run(index))
-                if take_layers is not None:
-                    for index in present:
-                        if index >= layers_from:
-                            take_layers(index, comparing.layers(index))
-            except _ModelFailed as failure:
-                comparing.errors[failure.index] = failure.error
+                    if take_layers is not None and index >= layers_from:
+                        take_layers(index, comparing.layers(index))
+            except WorkerFailure as failure:
+                index, error = comparing.current, str(failure)
+                comparing.errors[index] = error
                 if listener is not None:
                     refused = failure.kind is FailureKind.ERROR
-                    listener.saw_failure(failure.index, failure.error, refused=refused)
+                    listener.saw_failure(index, error, refused=refused)
             else:
                 break
             finally:
@@ -161,12 +171,16 @@ def compare_files(
     compared: dict[int, Comparison] = {}
     if present and present[0] == 0:
         compared = dict(zip(present[1:], comparisons, strict=True))
-    measurements = [comparing.measurement(i, timed.get(i, [])) for i in range(len(files))]
-    return measurements, [compared.get(i) for i in range(1, len(files))]
+    measurements = [comparing.measurement(i, timed.get(i, [])) for i in range(len(paths))]
+    return measurements, [compared.get(i) for i in range(1, len(paths))]
 
 
-def _zeros() -> defaultdict[int, float]:
-    return defaultdict(float)
+@dataclass
+class _Spent:
+    """The engine's own seconds on one model."""
+
+    build_s: float = 0.0
+    timing_s: float = 0.0
 
 
 @dataclass
@@ -177,19 +191,23 @@ class _Comparing:
     paths: list[str]
     feeds: StoredFeeds
     options: SessionOptions | None
-    timeout_s: float | None
-    listener: MeasurementListener | None
     errors: dict[int, str] = field(default_factory=dict, init=False)
-    build_s: defaultdict[int, float] = field(default_factory=_zeros, init=False)
-    timing_s: defaultdict[int, float] = field(default_factory=_zeros, init=False)
+    spent: defaultdict[int, _Spent] = field(default_factory=lambda: defaultdict(_Spent), init=False)
     models: dict[int, OpenModel] = field(default_factory=dict, init=False)
     limit_s: float | None = field(default=None, init=False)
+    current: int = field(default=0, init=False)
+    """Number of the model that is worked on."""
 
     def attempt(
-        self, present: list[int], length: _Length, progress: Progress | None
+        self,
+        present: list[int],
+        budget_s: float,
+        plan_for: Callable[[Sequence[float], float, float], Plan],
+        progress: Progress | None,
+        listener: MeasurementListener | None,
     ) -> tuple[list[Blocks], list[Comparison]]:
         """Open and time the models that have not failed yet."""
-        self.limit_s = self.timeout_s
+        self.limit_s = None
         for index in present:
             self._open(index)
         before = replace(self.worker.totals)
@@ -199,7 +217,7 @@ class _Comparing:
             waited_s = self.worker.totals.contended_s - before.contended_s
             return waited_s / spent_s if spent_s > 0.0 else 0.0
 
-        end = time.monotonic() + length.budget_s * max(1, len(present) - 1)
+        end = time.monotonic() + budget_s * max(1, len(present) - 1)
         latencies_ms: list[float] = []
         overheads_ms: list[float] = []
         for index in present:
@@ -213,27 +231,25 @@ class _Comparing:
         overhead_ms = min(overheads_ms)
         if overhead_ms <= _LEAST_OVERHEAD_MS:
             overhead_ms = 0.0
-        runs = length.least_runs(latencies_ms)
-        plan = plan_turns(latencies_ms, end - time.monotonic(), runs, length.rounds, overhead_ms)
-        plan = replace(plan, fewest_rounds=length.fewest_rounds)
+        plan = plan_for(latencies_ms, end - time.monotonic(), overhead_ms)
         self._limit_blocks((plan.shapes[0].block_ms + overhead_ms) / 1000.0)
         on_round = None
-        if self.listener is not None:
-            on_round = functools.partial(self.listener.saw_round, tuple(present[1:]))
+        if listener is not None:
+            on_round = functools.partial(listener.saw_round, tuple(present[1:]))
         return take_turns(
             lambda model, count: self._block(present[model], count),
             plan,
             progress,
             # Other processes may leave the engine less time than its own samples show.
-            time_is_up=lambda: runs is None and time.monotonic() > end,
+            time_is_up=lambda: time.monotonic() > end,
             on_round=on_round,
             contention=contention,
         )
 
     def run(self, index: int) -> Outputs:
         """Return a model's outputs."""
-        with _blaming(index):
-            return self.worker.run(self.models[index], self.feeds, timeout_s=self.limit_s)
+        self.current = index
+        return self.worker.run(self.models[index], self.feeds, timeout_s=self.limit_s)
 
     def layers(self, index: int) -> list[LayerTime]:
         """Return a model's layers; not being able to list them is not a failure of the model.
@@ -256,29 +272,227 @@ class _Comparing:
 
     def measurement(self, index: int, blocks: Blocks) -> Measurement:
         """Return what was found about a model."""
-        build_s, timing_s = self.build_s[index], self.timing_s[index]
-        return Measurement(tuple(blocks), self.errors.get(index), build_s, timing_s)
+        spent = self.spent[index]
+        return Measurement(tuple(blocks), self.errors.get(index), spent.build_s, spent.timing_s)
 
     def _open(self, index: int) -> None:
-        with _blaming(index):
-            model = self.worker.open(self.paths[index], self.options, timeout_s=self.timeout_s)
-            self.models[index] = model
-            fed_s = self.worker.feed(model, self.feeds, timeout_s=self.timeout_s)
-            self.build_s[index] += model.build_s + fed_s
+        self.current = index
+        self.models[index] = model = self.worker.open(self.paths[index], self.options)
+        self.spent[index].build_s += model.build_s + self.worker.feed(model, self.feeds)
 
     def _limit_blocks(self, baseline_s: float) -> None:
         self.limit_s = max(_SHORTEST_LIMIT_S, _TIMES_BASELINE * baseline_s)
 
     def _block(self, index: int, runs: int) -> list[float]:
+        self.current = index
         before_s = self.worker.totals.timing_s
-        try:
-            with _blaming(index):
-                samples = self.worker.time(self.models[index], runs, timeout_s=self.limit_s)
-        finally:
-            self.timing_s[index] += self.worker.totals.timing_s - before_s
+        samples = self.worker.time(self.models[index], runs, timeout_s=self.limit_s)
+        self.spent[index].timing_s += self.worker.totals.timing_s - before_s
+        error = Measurement((tuple(samples),)).error
         if len(samples) != runs:
-            raise _ModelFailed(index, f"the engine returned {len(samples)} samples of {runs}")
-        checked = Measurement((tuple(samples),))
-        if checked.error is not None:
-            raise _ModelFailed(index, checked.error)
+            error = f"the engine returned {len(samples)} samples of {runs}"
+        if error is not None:
+            raise WorkerFailure(error, FailureKind.ERROR)
         return samples
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """The time limits of a comparison in several processes.
+
+    Attributes:
+        timing_s: Seconds of timed runs per candidate, in all processes together.
+        reopening_s: Additional seconds for opening the files again.
+        left_s: Returns the seconds left until everything must be finished.
+        baseline_ratio: Latency ratio of two openings of the baseline, used where there is no time
+            to open the files again.
+        is_real: Whether runs take the time that the engine reports; if not, all rounds are made.
+    """
+
+    timing_s: float
+    reopening_s: float = 30.0
+    left_s: Callable[[], float] = lambda: math.inf
+    baseline_ratio: float = 1.0
+    is_real: bool = True
+
+
+@dataclass(frozen=True)
+class Reopened:
+    """A file compared with the first one in several processes.
+
+    Attributes:
+        latency_ms: Its typical latency.
+        error: Why it could not be timed; None if it could.
+        comparison: Over the first file; None for that one itself, and if it could not be timed.
+        log_ratios: The log ratio from each process.
+    """
+
+    latency_ms: float
+    error: str | None = None
+    comparison: Comparison | None = None
+    log_ratios: tuple[float, ...] = ()
+
+
+def compare_reopened(
+    new_worker: Callable[[int], Worker],
+    paths: Sequence[str | os.PathLike[str]],
+    feeds: Feeds,
+    allowance: Allowance,
+) -> list[Reopened]:
+    """Time files against the first of them, interleaved, in one fresh process after another.
+
+    A candidate that fails in one of the processes has failed. If the baseline fails, although it
+    ran before, that process is repeated once.
+
+    Args:
+        new_worker: Creates the worker of a process by its number, from 0 on; it is closed here.
+        paths: The baseline and its candidates.
+        feeds: The inputs.
+        allowance: The time limits.
+    """
+    errors: dict[int, str] = {}
+    found: list[dict[int, tuple[Measurement, Comparison | None]]] = []
+    wanted, failures = MOST_OPENINGS, 0
+    while len(found) < wanted and len(errors) < len(paths) - 1:
+        began = time.monotonic()
+        present = [index for index in range(len(paths)) if index not in errors]
+        with contextlib.closing(new_worker(len(found) + failures)) as worker:
+            files = [paths[index] for index in present]
+            measured, compared = _compare_once(worker, files, feeds, allowance, again=bool(found))
+        took_s = time.monotonic() - began
+        if measured[0].error is not None:
+            failures += 1
+            if failures == 1:
+                continue
+            errors[0] = measured[0].error
+            break
+        errors |= {i: m.error for i, m in zip(present, measured, strict=True) if m.error}
+        found.append(dict(zip(present, zip(measured, [None, *compared], strict=True), strict=True)))
+        if len(found) == 1:
+            wanted = _affordable(allowance, took_s, len(paths) - 1)
+        left = [index for index in present[1:] if index not in errors]
+        if _agree([_comparisons(found, index) for index in left]) or allowance.left_s() < took_s:
+            break
+    reopened = []
+    for index in range(len(paths)):
+        if error := errors.get(index) or errors.get(0):
+            reopened.append(Reopened(math.inf, error))
+            continue
+        latency_ms = statistics.median(each[index][0].latency_ms for each in found)
+        comparisons = _comparisons(found, index)
+        combined = combine(comparisons, allowance.baseline_ratio) if comparisons else None
+        reopened.append(Reopened(latency_ms, None, combined, _log_ratios(comparisons)))
+    return reopened
+
+
+def _compare_once(
+    worker: Worker,
+    paths: Sequence[str | os.PathLike[str]],
+    feeds: Feeds,
+    allowance: Allowance,
+    *,
+    again: bool,
+) -> tuple[list[Measurement], list[Comparison | None]]:
+    timing_s = allowance.timing_s / MOST_OPENINGS
+    fewest = _FEWEST_ROUNDS_AGAIN if again else FEWEST_ROUNDS
+    return compare_files(
+        worker,
+        paths,
+        feeds,
+        rounds=max(fewest, math.ceil(_MOST_ROUNDS_PER_S * timing_s)),
+        fewest_rounds=fewest,
+        budget_s=timing_s if allowance.is_real else math.inf,
+    )
+
+
+def _comparisons(
+    found: Sequence[Mapping[int, tuple[Measurement, Comparison | None]]], index: int
+) -> list[Comparison]:
+    """Return what the processes said of a file; nothing of the baseline."""
+    return [compared for each in found if (compared := each[index][1]) is not None]
+
+
+def _log_ratios(found: Sequence[Comparison]) -> tuple[float, ...]:
+    return tuple(math.log(each.ratio) for each in found)
+
+
+def _affordable(allowance: Allowance, took_s: float, candidates: int) -> int:
+    """Return how many openings fit in the time, from the overhead of the first one."""
+    more_s = max(took_s - allowance.timing_s / MOST_OPENINGS * candidates, 1e-3)
+    room_s = min(allowance.reopening_s, allowance.left_s())
+    wanted = min(MOST_OPENINGS, 1 + math.floor(room_s / more_s))
+    return wanted if wanted >= FEWEST_OPENINGS else 1
+
+
+def _agree(comparisons: Sequence[Sequence[Comparison]]) -> bool:
+    return all(
+        len(found) >= FEWEST_OPENINGS and statistics.stdev(_log_ratios(found)) <= _AGREEING
+        for found in comparisons
+    )
+
+
+def combine(found: Sequence[Comparison], baseline_ratio: float = 1.0) -> Comparison:
+    """Combine comparisons of the same files from several processes.
+
+    Args:
+        found: One comparison per process.
+        baseline_ratio: Latency ratio of two openings of one file, used where there are too few
+            processes.
+    """
+    log_ratios = _log_ratios(found)
+    contention = statistics.fmean(each.contention for each in found)
+    middle = statistics.fmean(log_ratios)
+    half_width = _half_width(log_ratios)
+    if len(found) < FEWEST_OPENINGS:
+        half_width = math.hypot(_inside(found), _assumed(baseline_ratio))
+    elif contention:
+        # What a busy machine does to all of them alike does not show in their differences.
+        half_width = math.hypot(half_width, least_half_width(contention))
+    return replace(
+        found[0],
+        ratio=math.exp(middle),
+        low=math.exp(middle - half_width),
+        high=math.exp(middle + half_width) if math.isfinite(half_width) else math.inf,
+        confidence=_CONFIDENCE,
+        pairs=sum(each.pairs for each in found),
+        contention=contention,
+        openings=len(found),
+    )
+
+
+def is_faster(log_ratios: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether one of two files interleaved in the same processes is significantly faster.
+
+    Args:
+        log_ratios: Its log ratio over the baseline from each process.
+        other: Those of the other file.
+    """
+    differences = [one - two for one, two in zip(log_ratios, other, strict=True)]
+    if len(differences) < FEWEST_OPENINGS:
+        return False
+    return statistics.fmean(differences) > _half_width(differences)
+
+
+def _half_width(log_ratios: Sequence[float]) -> float:
+    """Return half of the interval that follows from the differences between processes."""
+    count = len(log_ratios)
+    if count < FEWEST_OPENINGS:
+        return math.inf
+    error = statistics.stdev(log_ratios) / math.sqrt(count)
+    return max(_LEAST_HALF_WIDTH, _STUDENT[min(count - 1, max(_STUDENT))] * error)
+
+
+def _inside(found: Sequence[Comparison]) -> float:
+    """Return half of the widest interval within one process."""
+    return max(
+        math.log(each.high / each.low) / 2.0 if each.low > 0.0 and math.isfinite(each.high)
+        else math.inf
+        for each in found
+    )  # fmt: skip
+
+
+def _assumed(baseline_ratio: float) -> float:
+    """Return how far an unknown opening may move a ratio, by convention and by observation."""
+    freedom = _WORTH + 1
+    variance = (_WORTH * _ASSUMED**2 + math.log(baseline_ratio) ** 2) / freedom
+    return _STUDENT[freedom] * math.sqrt(variance)

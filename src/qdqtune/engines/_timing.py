@@ -17,21 +17,17 @@ of ten runs found a difference of 3 % in 15 of 100 comparisons, blocks of two ru
 from __future__ import annotations
 
 import math
+import operator
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from qdqtune.engines._intervals import (
-    BUSY_SHARE,
-    compare_disturbed,
-    correlation_time,
-    median_interval,
-    robust_deviation,
-)
 from qdqtune.records._measurement import Comparison, Verdict
 
 Blocks = list[tuple[float, ...]]
 """The kept samples of one model, in milliseconds, block by block."""
+_Blocks = Sequence[Sequence[float]]
 
 _HALF_BLOCK_MS = 4.0
 # No call of an engine is so short that more runs would be needed; an engine may claim anything.
@@ -49,11 +45,21 @@ _MARGIN = 0.01
 # When to look, as a part of all rounds, and how sure to be then. Looking early is paid for: the
 # chances of a wrong call at all looks add up to 4.25 %, before the margin takes most of it away.
 _LOOKS = ((0.25, 0.9995), (0.5, 0.998), (1.0, 0.96))
-# The widest interval, as a relative half width, that still shows a difference of 3 %.
-_USEFUL_HALF_WIDTH = 0.012
-# Dropped runs move the compared runs apart, and the machine has more time to change.
-_WIDER_BY_DROPPING = 1.4
+# Slower models drop no runs: that would take a third of the time, for far less than the margin.
 _COLD_MATTERS_BELOW_MS = 20.0
+BUSY_SHARE = 0.1
+"""Share of the time spent waiting for a core above which the machine counts as busy."""
+# Up to the first share of waiting, some runs are hardly disturbed; from the second on, none are.
+_HARDLY, _ALWAYS = 0.6, 0.8
+# The fastest few and the next, as fractions of all runs; and the fraction if all are disturbed.
+_FASTEST, _NEXT, _DISTURBED = 0.005, 0.05, 0.25
+_FEWEST_RUNS = 3
+# Half of the interval's minimum width, as a log ratio: per share of waiting, and at most.
+_HALF_WIDTH_PER_SHARE = 0.3
+_MOST_HALF_WIDTH = 0.12
+_SEGMENTS = 4
+# Standard deviation over median absolute deviation, for normal numbers.
+_NORMAL_PER_MEDIAN = 1.4826
 # The deviation of the median of normal numbers over that of their mean.
 _MEDIAN_PER_MEAN = 1.2533
 
@@ -96,11 +102,8 @@ class BlockShape:
         """
         half_ms = max(_HALF_BLOCK_MS, _WORTH_OVERHEAD * overhead_ms)
         half = min(_MOST_RUNS, max(1, math.ceil(half_ms / latency_ms)))
-        return cls(2 if latency_ms < 2.0 else 1, half, latency_ms)
-
-    def leaner(self) -> BlockShape:
-        """Returns the block without dropped runs, if the model is slow enough to go without."""
-        return self if self.latency_ms < _COLD_MATTERS_BELOW_MS else replace(self, drop=0)
+        drop = (latency_ms < _COLD_MATTERS_BELOW_MS) + (latency_ms < 2.0)
+        return cls(drop, half, latency_ms)
 
 
 @dataclass(frozen=True)
@@ -120,26 +123,12 @@ class Plan:
     fewest_rounds: int = FEWEST_ROUNDS
 
     @property
-    def round_ms(self) -> float:
-        """What one block of each model takes, roughly."""
-        return sum(shape.block_ms for shape in self.shapes)
-
-    def leaner(self) -> Plan:
-        """Returns the plan that spends the same time without dropped runs, where that can be."""
-        plan = Plan(tuple(shape.leaner() for shape in self.shapes), self.rounds)
-        return replace(plan, rounds=math.floor(self.rounds * self.round_ms / plan.round_ms))
-
-    def after(self, spent_ms: float) -> Plan:
-        """Returns the plan for the time that is left."""
-        rounds = math.floor(self.rounds - spent_ms / self.round_ms)
-        return replace(self, rounds=max(FEWEST_ROUNDS, rounds))
-
-    @property
-    def looks(self) -> list[tuple[int, float]]:
+    def looks(self) -> dict[int, float]:
         """After how many rounds a verdict is tried, and how sure it must be then."""
         if self.fixed:
-            return [(self.rounds, _LOOKS[-1][1])]
-        return [(max(FEWEST_ROUNDS, round(part * self.rounds)), sure) for part, sure in _LOOKS]
+            return {}
+        # The strictest of those that fall together.
+        return {max(FEWEST_ROUNDS, round(part * self.rounds)): sure for part, sure in _LOOKS[::-1]}
 
 
 @dataclass(frozen=True)
@@ -163,6 +152,7 @@ def plan_turns(
     runs: int | None = None,
     rounds: int | None = None,
     overhead_ms: float = 0.0,
+    fewest_rounds: int = FEWEST_ROUNDS,
 ) -> Plan:
     """Fits as many rounds as possible into the time.
 
@@ -173,29 +163,26 @@ def plan_turns(
         rounds: Blocks of each candidate; with it, the plan is not made to fit the time.
         overhead_ms: What a block takes beside its runs; if that is much, there are fewer blocks,
             and longer ones.
+        fewest_rounds: Those that are played even if time is up.
     """
     shapes = tuple(BlockShape.of(latency_ms, overhead_ms) for latency_ms in latencies_ms)
     if rounds is not None:
         if overhead_ms:
             few = min(rounds // _PART_OF_ROUNDS, FEWEST_ROUNDS)
             rounds = min(rounds, max(few, _FEWEST_PROCESSES))
-        return Plan(tuple(shape.leaner() for shape in shapes), rounds, fixed=True)
+        return Plan(shapes, rounds, True, fewest_rounds)
     if runs is not None:
         # Few runs make short blocks: with too few blocks nothing could be said about them.
         most = math.ceil(runs / (2 * FEWEST_ROUNDS))
         shapes = tuple(replace(shape, half=min(shape.half, most)) for shape in shapes)
         rounds = math.ceil(runs / min(2 * shape.half for shape in shapes))
-        return Plan(shapes, max(FEWEST_ROUNDS, rounds), fixed=True)
-    plan = Plan(shapes, 0)
-    spent_ms = shapes[0].block_ms + overhead_ms
-    round_ms = plan.round_ms + overhead_ms * len(shapes)
-    rounds = math.floor((budget_s * 1000.0 - spent_ms) / round_ms)
-    return replace(plan, rounds=max(FEWEST_ROUNDS, rounds))
+        return Plan(shapes, max(FEWEST_ROUNDS, rounds), True, fewest_rounds)
+    blocks_ms = [shape.block_ms + overhead_ms for shape in shapes]
+    rounds = math.floor((budget_s * 1000.0 - blocks_ms[0]) / sum(blocks_ms))
+    return Plan(shapes, max(FEWEST_ROUNDS, rounds), False, fewest_rounds)
 
 
-def scores(
-    baseline: Sequence[Sequence[float]], candidate: Sequence[Sequence[float]]
-) -> list[float]:
+def scores(baseline: _Blocks, candidate: _Blocks) -> list[float]:
     """Returns one log ratio per block of the candidate; positive where the candidate is faster.
 
     Its halves are compared with the nearer halves of the blocks before and after it, and the two
@@ -214,33 +201,44 @@ def scores(
 
 
 def compare_blocks(
-    baseline: Sequence[Sequence[float]],
-    candidate: Sequence[Sequence[float]],
+    baseline: _Blocks,
+    candidate: _Blocks,
     confidence: float = _LOOKS[-1][1],
-    margin: float = _MARGIN,
     *,
     is_for_later: bool = False,
+    contention: float = 0.0,
 ) -> Comparison:
     """Compares two models that took turns.
+
+    On a busy machine, it is their estimated undisturbed latencies that are compared.
 
     Args:
         baseline: The blocks around those of the candidate: one more than the candidate has.
         candidate: The blocks of the candidate.
         confidence: Level of the interval.
-        margin: Relative difference below which the two count as the same.
         is_for_later: Whether the interval is to hold for later measurements too: neighbouring
             blocks that agree more than distant ones make it wider.
+        contention: Share of the time that the engine waited for a core.
     """
-    log_ratios = scores(baseline, candidate)
-    correlation = correlation_time(log_ratios) if is_for_later else 1.0
-    low, high = median_interval(log_ratios, confidence, correlation)
+    is_busy = contention >= BUSY_SHARE
+    if is_busy:
+        middle = _undisturbed_log_ratio(baseline, candidate, contention)
+        seen = _seen_half_width(baseline, candidate, contention, confidence)
+        half_width = max(least_half_width(contention), seen)
+        low, high = middle - half_width, middle + half_width
+    else:
+        log_ratios = scores(baseline, candidate)
+        correlation = correlation_time(log_ratios) if is_for_later else 1.0
+        middle = statistics.median(log_ratios)
+        low, high = median_interval(log_ratios, confidence, correlation)
     return Comparison(
-        ratio=math.exp(statistics.median(log_ratios)),
+        ratio=math.exp(middle),
         low=math.exp(low),
         high=math.exp(high),
         confidence=confidence,
-        pairs=len(log_ratios),
-        margin=margin,
+        pairs=len(candidate),
+        margin=_MARGIN,
+        contention=min(1.0, contention) if is_busy else 0.0,
     )
 
 
@@ -266,10 +264,6 @@ def take_turns(
 
     On a busy machine nothing is clear before the end.
 
-    Warm caches cost a third of the time when a block has only two kept runs. Slow models therefore
-    begin without dropped runs; on a machine that turns out to be quiet enough to afford them, they
-    begin anew with them.
-
     Args:
         time_block: Runs model number so-and-so so many times; returns one sample per run.
         plan: Blocks and rounds.
@@ -281,96 +275,162 @@ def take_turns(
     Returns:
         The kept blocks of each model, and one comparison per candidate.
     """
-    alone = len(plan.shapes) == 1
-    lean = plan if plan.fixed or alone else plan.leaner()
-    turns = _Turns(time_block, lean, progress, time_is_up, on_round, contention)
-    if lean != plan:
-        turns.play(until=lean.looks[0][0])
-        rest = plan.after(turns.done * lean.round_ms)
-        if turns.promises_certainty(rest):
-            turns = _Turns(time_block, rest, progress, time_is_up, on_round, contention)
-    return turns.decide()
+    blocks: list[Blocks] = [[] for _ in plan.shapes]
+    comparisons: list[Comparison] = []
+    looks = plan.looks
 
+    def take(model: int) -> None:
+        shape = plan.shapes[model]
+        blocks[model].append(tuple(time_block(model, shape.runs)[shape.drop :]))
 
-@dataclass
-class _Turns:
-    time_block: Callable[[int, int], Sequence[float]]
-    plan: Plan
-    progress: Callable[[int, int], None] | None
-    time_is_up: Callable[[], bool]
-    on_round: Callable[[Round], None] | None
-    contention: Callable[[], float]
-    done: int = field(default=0, init=False)
-    blocks: list[Blocks] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.blocks = [[] for _ in self.plan.shapes]
-
-    def play(self, until: int) -> None:
-        """Takes turns up to a number of rounds."""
-        if not self.blocks[0]:
-            self._take(0)
-        while self.done < until:
-            # Every other round backwards: each candidate is as often near the baseline before it
-            # as near the one after it.
-            candidates = range(1, len(self.blocks))
-            for model in reversed(candidates) if self.done % 2 else candidates:
-                self._take(model)
-            self._take(0)
-            self.done += 1
-            if self.on_round is not None:
-                self.on_round(self._last_round())
-            if self.progress is not None:
-                self.progress(self.done, self.plan.rounds)
-            if self.time_is_up() and self.done >= self.plan.fewest_rounds:
-                self.plan = replace(self.plan, rounds=self.done)
-                return
-
-    def decide(self) -> tuple[list[Blocks], list[Comparison]]:
-        """Plays to the end, or to the look at which all is clear."""
-        comparisons: list[Comparison] = []
-        for until, confidence in self.plan.looks:
-            self.play(until)
-            ended = self.done >= self.plan.rounds
-            sure = _LOOKS[-1][1] if ended else confidence
-            share = self.contention()
-            if share >= BUSY_SHARE and not ended:
-                continue
-            comparisons = [self._compare(blocks, sure, share) for blocks in self.blocks[1:]]
-            if ended or all(c.verdict is not Verdict.SAME for c in comparisons):
-                break
-        return self.blocks, comparisons
-
-    def _compare(self, candidate: Blocks, confidence: float, share: float) -> Comparison:
-        if share >= BUSY_SHARE:
-            return compare_disturbed(self.blocks[0], candidate, share, confidence, _MARGIN)
-        return compare_blocks(self.blocks[0], candidate, confidence, is_for_later=self.plan.fixed)
-
-    def promises_certainty(self, plan: Plan) -> bool:
-        """Whether the noise seen so far lets a plan with dropped runs end in useful intervals."""
-        intervals = [
-            median_interval(scores(self.blocks[0], candidate), _LOOKS[-1][1])
-            for candidate in self.blocks[1:]
+    take(0)
+    for done in range(1, plan.rounds + 1):
+        # Every other round backwards: each candidate is as often near the baseline before it as
+        # near the one after it.
+        candidates = range(1, len(blocks))
+        for model in candidates if done % 2 else reversed(candidates):
+            take(model)
+        take(0)
+        if on_round is not None:
+            on_round(_last_round(blocks))
+        if progress is not None:
+            progress(done, plan.rounds)
+        ended = done == plan.rounds or (time_is_up() and done >= plan.fewest_rounds)
+        if not (ended or done in looks):
+            continue
+        share = contention()
+        if share >= BUSY_SHARE and not ended:
+            continue
+        sure = _LOOKS[-1][1] if ended else looks[done]
+        comparisons = [
+            compare_blocks(blocks[0], each, sure, is_for_later=plan.fixed, contention=share)
+            for each in blocks[1:]
         ]
-        half_width = max((high - low) / 2.0 for low, high in intervals)
-        expected = half_width * _WIDER_BY_DROPPING * math.sqrt(self.done / plan.rounds)
-        return expected <= _USEFUL_HALF_WIDTH
+        if ended or all(each.verdict is not Verdict.SAME for each in comparisons):
+            break
+    return blocks, comparisons
 
-    def _last_round(self) -> Round:
-        baseline, *candidates = self.blocks
-        return Round(
-            statistics.median(baseline[-1]),
-            tuple(statistics.median(blocks[-1]) for blocks in candidates),
-            tuple(scores(baseline[-2:], blocks[-1:])[0] for blocks in candidates),
-        )
 
-    def _take(self, model: int) -> None:
-        shape = self.plan.shapes[model]
-        samples = self.time_block(model, shape.runs)
-        self.blocks[model].append(tuple(samples[shape.drop :]))
+def _last_round(blocks: Sequence[Blocks]) -> Round:
+    baseline, *candidates = blocks
+    return Round(
+        statistics.median(baseline[-1]),
+        tuple(statistics.median(each[-1]) for each in candidates),
+        tuple(scores(baseline[-2:], each[-1:])[0] for each in candidates),
+    )
 
 
 def _halves(block: Sequence[float]) -> tuple[float, float]:
     """Return the medians of the two halves of a block."""
     middle = len(block) // 2
     return statistics.median(block[:middle]), statistics.median(block[middle:])
+
+
+def median_interval(
+    values: Sequence[float], confidence: float, correlation: float = 1.0
+) -> tuple[float, float]:
+    """Returns an interval that contains the true median with at least the given confidence.
+
+    With too few values for the requested confidence, the interval is unbounded.
+
+    Args:
+        values: The observations, in order.
+        confidence: The coverage probability, if the values are independent.
+        correlation: Number of values worth one independent value, see `correlation_time`.
+    """
+    rank = _lower_rank(len(values), confidence)
+    if rank == 0:
+        return -math.inf, math.inf
+    middle = len(values) / 2.0
+    rank = max(1, math.floor(middle - (middle - rank) * math.sqrt(correlation)))
+    ordered = sorted(values)
+    return ordered[rank - 1], ordered[-rank]
+
+
+def correlation_time(values: Sequence[float]) -> float:
+    """Returns the number of neighbouring values that are worth one independent value.
+
+    It is the sum of the autocorrelations of the side of the median on which each value lies, up to
+    an eighth of the number of values, with Bartlett weights, and never below 1.
+    """
+    middle = statistics.median(values) if values else 0.0
+    sides = [(value > middle) - (value < middle) for value in values]
+    power = sum(side * side for side in sides)
+    most = len(values) // 8
+    if not power:
+        return 1.0
+    total = 1.0
+    for lag in range(1, most + 1):
+        products = sum(map(operator.mul, sides, sides[lag:]))
+        total += 2.0 * (1.0 - lag / (most + 1)) * products / power
+    return max(1.0, total)
+
+
+def robust_deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation of normal numbers with the same median absolute deviation."""
+    middle = statistics.median(values)
+    return _NORMAL_PER_MEDIAN * statistics.median(abs(value - middle) for value in values)
+
+
+@lru_cache(maxsize=1024)
+def _lower_rank(count: int, confidence: float) -> int:
+    """Returns the largest k with P(fewer than k of count coins show heads) <= (1 - confidence) / 2.
+
+    It is 0 if there is no such k.
+    """
+    tail = (1.0 - confidence) / 2.0
+    below = 0.0
+    for heads in range(count):
+        log_ways = math.lgamma(count + 1) - math.lgamma(heads + 1) - math.lgamma(count - heads + 1)
+        below += math.exp(log_ways - count * math.log(2.0))
+        if below > tail:
+            return heads
+    return 0
+
+
+def least_half_width(share: float) -> float:
+    """Half of the minimum width of an interval, as a log ratio.
+
+    Args:
+        share: Share of the time that the engine waited for a core.
+    """
+    return min(_MOST_HALF_WIDTH, _HALF_WIDTH_PER_SHARE * share)
+
+
+def _undisturbed_log_ratio(baseline: _Blocks, candidate: _Blocks, share: float) -> float:
+    return _log_undisturbed(baseline, share) - _log_undisturbed(candidate, share)
+
+
+def _log_undisturbed(blocks: _Blocks, share: float) -> float:
+    ordered = sorted(sample for block in blocks for sample in block)
+
+    def fast(part: float) -> float:
+        count = max(_FEWEST_RUNS, math.ceil(part * len(ordered)))
+        return math.log(ordered[min(count, len(ordered)) - 1])
+
+    disturbed = min(1.0, max(0.0, (share - _HARDLY) / (_ALWAYS - _HARDLY)))
+    fastest = fast(_FASTEST ** (1.0 - disturbed) * _DISTURBED**disturbed)
+    following = fast(_NEXT ** (1.0 - disturbed) * _DISTURBED**disturbed)
+    return fastest - (1.0 - disturbed) * (following - fastest)
+
+
+def _seen_half_width(
+    baseline: _Blocks,
+    candidate: _Blocks,
+    share: float,
+    confidence: float,
+) -> float:
+    """Estimate the uncertainty of the ratio from the ratios of a few long consecutive segments.
+
+    A single segment that differs is a disturbance, and the fastest runs come from the others.
+    """
+    length = len(candidate) // _SEGMENTS
+    if length == 0:
+        return math.inf
+    starts = range(0, length * _SEGMENTS, length)
+    ratios = [
+        _undisturbed_log_ratio(baseline[i : i + length], candidate[i : i + length], share)
+        for i in starts
+    ]
+    deviations = statistics.NormalDist().inv_cdf((1.0 + confidence) / 2.0)
+    return deviations * robust_deviation(ratios) / math.sqrt(_SEGMENTS)

@@ -14,9 +14,9 @@ import onnx_ir as ir
 from qdqtune.calibration._tensor_capture import observe_shapes, unknown_tensors
 from qdqtune.config import QuantizeConfig
 from qdqtune.engines import _registry as registry
+from qdqtune.engines._comparison import Allowance
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._reference_engine import reference_worker
-from qdqtune.engines._reopened_comparison import Allowance
 from qdqtune.engines._worker import Worker
 from qdqtune.engines.layers._latency import estimated_shares
 from qdqtune.graph._index import GraphIndex

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqtune.calibration._random_inputs import Feeds
-from qdqtune.engines._reopened_comparison import Allowance, compare_reopened, is_faster
+from qdqtune.engines._comparison import Allowance, compare_reopened, is_faster
 from qdqtune.engines._worker import Worker
 from qdqtune.graph._files import check_result, load_model, save_model
 from qdqtune.qdq._insert import Inserter

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qdqtune.engines._reopened_comparison import Allowance
+from qdqtune.engines._comparison import Allowance
 from qdqtune.engines._worker import Worker
 from qdqtune.records._ranges import RangeMethod
 from qdqtune.records._tuning import BY_BUDGET, FINISHED, INTERRUPTED, Blanket

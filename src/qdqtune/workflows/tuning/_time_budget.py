@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from qdqtune.config import Callback
-from qdqtune.engines._reopened_comparison import MOST_OPENINGS
+from qdqtune.engines._comparison import MOST_OPENINGS
 from qdqtune.engines._timing import FEWEST_ROUNDS, BlockShape
 from qdqtune.engines._worker import Worker
 from qdqtune.records._accuracy import METRIC, SQNR
@@ -402,4 +402,4 @@ class TimeBudget:
     def _block_s(self) -> float:
         if not self._latency_s:
             return 0.0
-        return BlockShape.of(1000.0 * self._latency_s).leaner().block_ms / 1000.0
+        return BlockShape.of(1000.0 * self._latency_s).block_ms / 1000.0
