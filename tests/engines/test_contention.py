@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qdqtune.engines import _clock as contention
+from qdqtune.engines import _worker_main as contention
 from qdqtune.engines._timing import BUSY_SHARE, compare_blocks, plan_turns, take_turns
 from qdqtune.records._measurement import (
     BenchmarkEntry,

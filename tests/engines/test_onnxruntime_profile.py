@@ -7,7 +7,7 @@ import time
 import pytest
 from onnx import parser
 
-from qdqtune.engines._clock import thread_clock_is_fine
+from qdqtune.engines._interface import thread_clock_is_fine
 from qdqtune.engines._onnxruntime import layer_times_of
 from qdqtune.records._measurement import LayerTime
 

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import parser
 
-from qdqtune.engines.layers._sublayers import split
-from qdqtune.engines.layers._wiring import ModelWiring
+from qdqtune.engines.layers._wiring import ModelWiring, split
 from qdqtune.engines.tensorrt._layer_info import read_layer_info
 from qdqtune.engines.tensorrt._layer_naming import map_layers
 from qdqtune.engines.tensorrt._layers import Layer, LayerTensor

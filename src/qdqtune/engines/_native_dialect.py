@@ -13,6 +13,7 @@ from qdqtune.engines._worker import probe_engine
 from qdqtune.qdq._dialect import Dialect
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.records._errors import EngineError, QdqtuneError
+from qdqtune.records._measurement import EngineInfo
 
 
 def native_dialect(
@@ -56,8 +57,8 @@ def _installed_version(entry: EngineEntry, options: Mapping[str, str]) -> str:
     matters = any(dialect_choice.before_version is not None for dialect_choice in entry.dialects)
     if status.version or not matters or entry.program or not status.usable:
         return status.version
-    info = probe_engine(entry.name).info
-    return info.version if info is not None else ""
+    answer = probe_engine(entry.name)
+    return answer.version if isinstance(answer, EngineInfo) else ""
 
 
 def _asked(entry: EngineEntry, options: Mapping[str, str]) -> str:

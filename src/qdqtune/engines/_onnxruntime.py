@@ -18,9 +18,8 @@ import onnx
 import onnxruntime as ort
 from google.protobuf.message import DecodeError
 
-from qdqtune.engines._clock import RunClock
 from qdqtune.engines._hardware import read_cpu
-from qdqtune.engines._interface import InputSpec, SessionOptions
+from qdqtune.engines._interface import InputSpec, RunClock, SessionOptions
 from qdqtune.engines._worker_environment import scratch_folder
 from qdqtune.graph._external_data import model_bytes
 from qdqtune.graph._protobuf import nodes_within

@@ -14,8 +14,7 @@ import ml_dtypes
 import numpy as np
 import openvino as ov
 
-from qdqtune.engines._clock import RunClock
-from qdqtune.engines._interface import InputSpec, SessionOptions
+from qdqtune.engines._interface import InputSpec, RunClock, SessionOptions
 from qdqtune.engines._openvino_settings import (
     MAX_CPU_ISA,
     PRECISION_HINT,

@@ -85,11 +85,6 @@ class Settings:
         return self.device == "CPU"
 
     @property
-    def may_use_cpu(self) -> bool:
-        """Whether it is the CPU, or a composite device that includes it, as in `AUTO:GPU,CPU`."""
-        return _may_use_cpu(self.device)
-
-    @property
     def in_parallel(self) -> bool:
         """Whether more than one run at a time was requested."""
         hint = self.properties.get("PERFORMANCE_HINT", "LATENCY").upper()
@@ -133,11 +128,9 @@ def check_device(core: Any, settings: Settings, threads: int | None) -> None:
     if re.split(r"[.:]", device)[0] not in kinds | _VIRTUAL_DEVICES:
         found = ", ".join(core.available_devices) or "none"
         raise ValueError(f"OpenVINO has no device '{device}' here; it finds: {found}")
-    if threads is not None and not settings.may_use_cpu:
-        raise ValueError(
-            f"the number of threads is {threads}, but the device '{device}' takes none: leave it "
-            "out"
-        )
+    if threads is not None and not _may_use_cpu(device):
+        what = f"the number of threads is {threads}, but the device '{device}' takes none"
+        raise ValueError(f"{what}: leave it out")
 
 
 def check_threads(compiled: Any, settings: Settings, threads: int) -> None:
@@ -181,6 +174,7 @@ def _check_names(given: Mapping[str, str]) -> None:
 
 
 def _may_use_cpu(device: str) -> bool:
+    """Whether it is the CPU, or a composite device that includes it, as in `AUTO:GPU,CPU`."""
     kind, _, listed = device.partition(":")
     if kind not in _VIRTUAL_DEVICES:
         return kind == "CPU"

@@ -59,7 +59,9 @@ class EngineFlags:
             UsageError: If a library is missing, or a flag is not supported.
         """
         entry = registry.entry(engine)
-        self._check_plugins()
+        for library in self.plugins:
+            if not Path(library).is_file():
+                raise UsageError(f"The plugin library {library} does not exist.", "Check the path.")
         said: dict[str, str] = {}
         if self.timing_cache and entry.has_timing_cache:
             said[_TIMING_CACHE] = self.timing_cache
@@ -77,11 +79,6 @@ class EngineFlags:
         if self.program and entry.path_option:
             said[entry.path_option] = self.program
         return {**said, **given}
-
-    def _check_plugins(self) -> None:
-        for library in self.plugins:
-            if not Path(library).is_file():
-                raise UsageError(f"The plugin library {library} does not exist.", "Check the path.")
 
 
 def _without(what: str, is_strict: bool) -> None:

@@ -13,11 +13,10 @@ import subprocess
 import sys
 import threading
 import time
-import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from qdqtune.engines._interface import InputSpec
 from qdqtune.engines._supervisor import END
@@ -52,7 +51,6 @@ main(engine, commands, replies, memory_bytes or None)
 
 _spawners: dict[int, ThreadPoolExecutor] = {}
 _spawners_lock = threading.Lock()
-_T = TypeVar("_T")
 _MOST_SECONDS = MOST_MS  # a block has many runs
 
 
@@ -116,16 +114,6 @@ def _kill_unwanted(started: Future[subprocess.Popen[bytes]]) -> None:
         child.wait()
 
 
-def _told_full_disk(told: object) -> DiskError | None:
-    """Return a child's report of a full disk; only the parent can name the folder's owner."""
-    match told:
-        case [int() as number, str() as target]:
-            return DiskError(OSError(number, os.strerror(number)), Path(target))
-        case [None, str() as target]:
-            return DiskError(OSError(), Path(target))
-    return None
-
-
 class ChildProcess:
     """A started worker.
 
@@ -169,7 +157,6 @@ class ChildProcess:
             os.close(replies_write)
         assert self._process.stderr is not None
         self._drain = OutputTail(self._process.stderr, log_path)
-        self._unread = b""
         self._number = 0
         self._ended = False
         self._pid = self._process.pid
@@ -214,8 +201,11 @@ class ChildProcess:
         self._pid = reply.get("pid", self._pid)
         if "result" in reply:
             return reply["result"]
-        if (full := _told_full_disk(reply.get("disk"))) is not None:
-            raise full
+        match reply.get("disk"):
+            case [int() | None as number, str() as target]:
+                # Only the parent can name the folder's owner.
+                full = OSError(number, os.strerror(number)) if number is not None else OSError()
+                raise DiskError(full, Path(target))
         if is_out_of_memory(reply["error"]):
             # Its memory use is unknown now; the next model should find all of the memory free.
             self.kill()
@@ -247,24 +237,22 @@ class ChildProcess:
         self._replies.close()
 
     def _receive(self, deadline: float) -> dict[str, Any]:
-        chunks = [self._unread]
-        size = len(self._unread)
+        line = bytearray()
         poller = select.poll()
         poller.register(self._replies, select.POLLIN)
-        while b"\n" not in chunks[-1]:
+        while not line.endswith(b"\n"):
             left_s = max(0.0, deadline - time.monotonic())
             if not poller.poll(min(left_s, _LONGEST_POLL_S) * 1000):
                 if left_s <= _LONGEST_POLL_S:
                     raise TimeoutError
                 continue
-            chunks.append(self._replies.read(1 << 20))
-            size += len(chunks[-1])
-            if not chunks[-1]:
+            chunk = self._replies.read(1 << 20)
+            if not chunk:
                 raise EOFError("the child closed its pipe")
-            if size > _MAX_REPLY_BYTES:
+            line += chunk
+            if len(line) > _MAX_REPLY_BYTES:
                 raise ValueError("the child's answer is too long")
-        line, _, self._unread = b"".join(chunks).partition(b"\n")
-        reply = parse_json(line, "the child's answer")
+        reply = parse_json(bytes(line), "the child's answer")
         if not isinstance(reply, dict) or reply.get("number") != self._number:
             raise ValueError("the child answered something else")
         if "result" not in reply and not (reply.get("error") and isinstance(reply["error"], str)):
@@ -283,31 +271,11 @@ class ChildProcess:
         if status == -signal.SIGKILL:
             return "was ended by SIGKILL, which is how a system ends those that take all memory"
         if status < 0:
-            try:
-                name = signal.Signals(-status).name
-            except ValueError:
-                return f"was ended by signal {-status}"
-            reason = " (a file that it was reading has become shorter)" if name == "SIGBUS" else ""
-            return f"was ended by {name}{reason}"
+            names = {each.value: each.name for each in signal.Signals}
+            shorter = " (a file that it was reading has become shorter)"
+            why = shorter if status == -signal.SIGBUS else ""
+            return f"was ended by {names.get(-status, f'signal {-status}')}{why}"
         return f"exited with code {status}"
-
-
-def understand(op: str, read: Callable[[Any], _T], reply: Any) -> _T:
-    """Return what an answer says.
-
-    Args:
-        op: What was asked.
-        read: One of the readers below.
-        reply: The answer.
-
-    Raises:
-        WorkerFailure: The answer is none to that question.
-    """
-    try:
-        return read(reply)
-    except (KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        what = f"the engine's answer to '{op}' makes no sense: {error!s:.200}"
-        raise WorkerFailure(what, FailureKind.ERROR) from None
 
 
 def read_opened(reply: Any) -> tuple[int, tuple[InputSpec, ...], float]:

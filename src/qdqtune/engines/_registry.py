@@ -212,10 +212,12 @@ def _starts(name: str) -> bool:
         return True
     from qdqtune.engines._worker import probe_engine  # workers look engines up here
 
-    reason = probe_engine(name).reason
-    if reason:
+    answer = probe_engine(name)
+    if isinstance(answer, EngineError):
+        reason = answer.what.splitlines()[0]
         _logger.warning("%s is installed, but does not start: %s", title(name), reason)
-    return not reason
+        return False
+    return True
 
 
 def _missing_gpu(engine: EngineEntry) -> str:

@@ -7,6 +7,7 @@ import functools
 import os
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,6 @@ from qdqtune.engines._process import (
     read_opened,
     read_samples,
     read_seconds,
-    understand,
 )
 from qdqtune.engines._worker_environment import LOGS, OPENING, SCRATCH, read_arrays, write_arrays
 from qdqtune.graph._atomic_files import TemporaryFolder
@@ -365,31 +365,22 @@ class Worker:
                 raise
             finally:
                 self.totals.waited_s += time.monotonic() - start
-        return understand(op, read, reply)
-
-
-@dataclass(frozen=True)
-class ProbeResult:
-    """The result of a probe.
-
-    Attributes:
-        info: The version and device; None if the engine doesn't answer.
-        reason: Why it doesn't, in one line; empty if it does.
-    """
-
-    info: EngineInfo | None
-    reason: str = ""
+        try:
+            return read(reply)
+        except (KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+            what = f"the engine's answer to '{op}' makes no sense: {error!s:.200}"
+            raise WorkerFailure(what, FailureKind.ERROR) from None
 
 
 @functools.cache
-def probe_engine(engine: str) -> ProbeResult:
-    """Query an engine without options.
+def probe_engine(engine: str) -> EngineInfo | WorkerFailure:
+    """Query an engine without options; returns its version and device, or why it doesn't answer.
 
     Raises:
         EngineError: If it is not installed.
     """
     with Worker(engine, timeout_s=_PROBE_LIMIT_S) as worker:
         try:
-            return ProbeResult(worker.info())
+            return worker.info()
         except WorkerFailure as failure:
-            return ProbeResult(None, failure.what.splitlines()[0])
+            return failure

@@ -7,6 +7,7 @@ parent drains.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -23,7 +24,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from qdqtune.engines._clock import waited_for_cpu_s
 from qdqtune.engines._interface import SessionOptions, VirtualTime
 from qdqtune.engines._worker_environment import building, read_arrays, scratch_folder, write_arrays
 from qdqtune.graph._atomic_files import full_disk
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from qdqtune.engines._interface import Engine, Session
 
 _MAX_MESSAGE = 4000
+_THREADS = Path("/proc/self/task")
 _Request = dict[str, Any]
 _T = TypeVar("_T")
 
@@ -143,6 +144,23 @@ class Server:
         return self._engine
 
 
+def waited_for_cpu_s() -> float:
+    """Return the total seconds that the threads of this process have waited for a core.
+
+    The figure comes from Linux's scheduler and covers this process only, not programs started by
+    it. 0.0 where it is not available.
+    """
+    waited_ns = 0
+    try:
+        for thread in os.listdir(_THREADS):
+            # Time on a core, time in the run queue, number of time slices.
+            _, queued_ns, _ = (_THREADS / thread / "schedstat").read_text().split()
+            waited_ns += int(queued_ns)
+    except (OSError, ValueError):  # another system, a sandbox, or a thread that just ended
+        return 0.0
+    return waited_ns / 1e9
+
+
 def main(engine: str, commands: int, replies: int, memory_bytes: int | None) -> None:
     """Serves until the command pipe ends.
 
@@ -179,7 +197,5 @@ def _give_memory_back() -> None:
     """Returns freed memory to the system: sessions come and go by the hundred."""
     gc.collect()
     if sys.platform == "linux":
-        try:
+        with contextlib.suppress(AttributeError):  # only glibc has it
             ctypes.CDLL(None).malloc_trim(0)
-        except AttributeError:  # only glibc has it
-            return

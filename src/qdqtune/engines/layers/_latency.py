@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -120,83 +120,60 @@ def split_at_borders(
         inputs: The subgraph's inputs.
         outputs: The subgraph's outputs.
     """
-    found = Borders()
     mapped = nodes_of_layers(index, layers)
-    at = _Places(layers, mapped, inputs, outputs)
+    wires = LayerWiring(layers)
+    known: dict[int, str] = {}
     serving: list[int] = []
     for number, (layer, named) in enumerate(zip(layers, mapped, strict=True)):
         is_service = layer.op_type in SERVICES or named.how == BETWEEN
         can_be = named.executes or is_service
         border = _conversion_at(index, named, inputs, outputs) if can_be else ""
         if border:
-            at.known[number] = border
+            known[number] = border
         elif is_service:
             serving.append(number)
     for number in serving:
-        at.look_before(number)
+        before = [_before(tensor, known, wires) for tensor in layers[number].inputs]
+        if at_input := [border for border in before if border in inputs]:
+            known[number] = at_input[0]
     for number in reversed(serving):
-        at.look_behind(number)
+        if number not in known and layers[number].outputs:
+            readers = [known.get(reader, "") for reader in wires.fed(number)]
+            known[number] = _behind(layers[number], readers, outputs)
+    found = Borders()
     for number, layer in enumerate(layers):
-        border = at.known.get(number, "")
+        border = known.get(number, "")
         if not border:
             found.inside_ms += layer.ms
             continue
-        spent = found.conversion_ms if at.is_conversion(number) else found.layout_ms
+        types = {layers[each].precision for each in (number, *wires.fed(number))}
+        # Q and DQ convert types, other than between floats.
+        is_qdq = mapped[number].converts and (mapped[number].executes or not types <= _FLOATS)
+        spent = found.conversion_ms if is_qdq else found.layout_ms
         spent[border] = spent.get(border, 0.0) + layer.ms
     return found
 
 
-class _Places:
-    """The borders of a subgraph at which layers without computation are located."""
-
-    def __init__(
-        self,
-        layers: Sequence[LayerTime],
-        mapped: Sequence[MappedLayer],
-        inputs: Collection[str],
-        outputs: Collection[str],
-    ) -> None:
-        self.known: dict[int, str] = {}
-        self._layers = layers
-        self._mapped = mapped
-        self._inputs = inputs
-        self._outputs = outputs
-        self._wires = LayerWiring(layers)
-
-    def is_conversion(self, number: int) -> bool:
-        """Whether a layer acts as Q or DQ: it converts types, other than between floats."""
-        mapped = self._mapped[number]
-        around = (number, *self._wires.fed(number))
-        types = {self._layers[each].precision for each in around}
-        return mapped.converts and (mapped.executes or not types <= _FLOATS)
-
-    def look_before(self, number: int) -> None:
-        """Determine whether a layer follows an input; the layers before it are already known."""
-        for tensor in self._layers[number].inputs:
-            maker = self._wires.producer.get(tensor)
-            before = self.known.get(maker, "") if maker is not None else _plain(tensor)
-            if before in self._inputs:
-                self.known[number] = before
-                return
-
-    def look_behind(self, number: int) -> None:
-        """Determine whether a layer precedes an output; the layers after it are already known."""
-        layer = self._layers[number]
-        if number in self.known or not layer.outputs:
-            return
-        readers = self._wires.fed(number)
-        if not readers:
-            name = f"{layer.name} {' '.join(layer.outputs)}"
-            named = [tensor for tensor in self._outputs if tensor in name]
-            self.known[number] = max(named, key=len, default="") or next(iter(self._outputs), "")
-        behind = {self.known.get(each, "") for each in readers}
-        if len(behind) == 1 and behind <= set(self._outputs):
-            self.known[number] = behind.pop()
+def _before(tensor: str, known: Mapping[int, str], wires: LayerWiring) -> str:
+    """Return the border of the layer that writes a tensor, or the tensor if none does."""
+    maker = wires.producer.get(tensor)
+    # Engines add a suffix to the name of an input.
+    return tensor.partition(_OUTPUT_OF)[0] if maker is None else known.get(maker, "")
 
 
-def _plain(tensor: str) -> str:
-    """Return a tensor's name without the output suffix that an engine adds."""
-    return tensor.partition(_OUTPUT_OF)[0]
+def _behind(layer: LayerTime, readers: Sequence[str], outputs: Collection[str]) -> str:
+    """Return the output that a layer precedes; empty if it precedes none.
+
+    Args:
+        layer: The layer.
+        readers: The borders of the layers that read from it; empty for those at none.
+        outputs: The subgraph's outputs.
+    """
+    if not readers:
+        name = f"{layer.name} {' '.join(layer.outputs)}"
+        named = [tensor for tensor in outputs if tensor in name]
+        return max(named, key=len, default="") or next(iter(outputs), "")
+    return readers[0] if set(readers) == {readers[0]} and readers[0] in outputs else ""
 
 
 def _conversion_at(

@@ -25,8 +25,7 @@ from qdqtune.engines.layers._naming import (
     named_layer,
     takes_anything,
 )
-from qdqtune.engines.layers._sublayers import split
-from qdqtune.engines.layers._wiring import LayerWiring, ModelWiring, reached
+from qdqtune.engines.layers._wiring import LayerWiring, ModelWiring, reached, split
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import DEQUANTIZE, is_op
 from qdqtune.records._layers import BETWEEN, CLOSED, NAMED, PART, UNKNOWN, MappedLayer
@@ -302,10 +301,7 @@ def _grounded(
         name = waiting.pop()
         if name in inside or owners.owner.get(name) == number:
             continue
-        written = any(
-            each.name in owners.wires.producer for each in owners.index.node[name].outputs
-        )
-        if written or not owners.may_take(number, name):
+        if owners.is_written(owners.index.node[name]) or not owners.may_take(number, name):
             return set()
         inside.add(name)
         for tensor in owners.model.inputs(name):

@@ -1,15 +1,30 @@
-"""The wiring of the two graphs to match: the model's nodes and the engine's layers."""
+"""The wiring of the two graphs to match: the model's nodes and the engine's layers.
+
+What was compiled as a whole is cut along it into the sublayers that it naturally has. A whole
+transformer may be one layer for TensorRT, and nothing tells what kernels it consists of. The
+sublayers are those that a compiler makes of it as a rule: a product with what is done to its
+result, an attention, a normalization.
+"""
 
 from __future__ import annotations
 
+import enum
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import onnx_ir as ir
 
 from qdqtune.graph._index import GraphIndex
-from qdqtune.graph._op_classes import has_body
+from qdqtune.graph._op_classes import (
+    COPY_OPS,
+    NORM_OPS,
+    POINTWISE_OPS,
+    QDQ_OPS,
+    WEIGHTED_OPS,
+    has_body,
+)
 from qdqtune.records._measurement import LayerTime
 
 # Their results depend only on shapes, which engines usually know in advance.
@@ -147,3 +162,154 @@ def reached(starts: Iterable[_T], step: Callable[[_T], Iterable[_T]]) -> Iterato
                 seen.add(each)
                 waiting.append(each)
                 yield each
+
+
+class _Role(enum.Enum):
+    PRODUCT = "product"
+    SOFTMAX = "softmax"
+    REDUCTION = "reduction"
+    NORM = "norm"
+    MOVE = "move"
+    TAIL = "tail"
+    ALONE = "alone"
+
+
+_PRODUCTS = WEIGHTED_OPS | {"Einsum", "FusedConv", "FusedMatMul", "MatMulNBits"}
+_SOFTMAXES = frozenset({"LogSoftmax", "Softmax"})
+_NORMS = NORM_OPS | {
+    "LRN", "LpNormalization", "MeanVarianceNormalization", "SkipSimplifiedLayerNormalization"
+}  # fmt: skip
+_MOVES = (
+    COPY_OPS | QDQ_OPS | {"Cast", "CastLike", "Concat", "DepthToSpace", "Shape", "SpaceToDepth"}
+)
+_TAILS = POINTWISE_OPS | {
+    "And", "BiasGelu", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "IsInf", "IsNaN",
+    "Less", "LessOrEqual", "Mean", "Mod", "Not", "Or", "Round", "Sign", "Sum", "Xor",
+}  # fmt: skip
+_ROLES = (
+    (_PRODUCTS, _Role.PRODUCT), (_SOFTMAXES, _Role.SOFTMAX), (_NORMS, _Role.NORM),
+    (_MOVES, _Role.MOVE), (_TAILS, _Role.TAIL),
+)  # fmt: skip
+# A row of pointwise ops without an end is cut somewhere.
+_LONGEST = 60
+
+
+@dataclass
+class _Sublayer:
+    """A sublayer that grows; `open_scores` while it is an attention that waits for its values."""
+
+    lead: _Role
+    weighted: bool = False
+    open_scores: bool = False
+    moves_only: bool = False
+    nodes: list[str] = field(default_factory=list)
+
+
+def split(wiring: ModelWiring, nodes: Collection[str]) -> list[list[str]]:
+    """Cuts a part of a model into sublayers.
+
+    Inside the part, values flow from lower to higher numbers of sublayers only: none leaves a
+    sublayer and comes back to it.
+
+    Args:
+        wiring: Of the model.
+        nodes: The nodes of the part.
+
+    Returns:
+        Names of nodes by sublayer, each in the model's order; every node is in one sublayer.
+    """
+    depth: dict[str, int] = {}
+    for name in wiring.in_order(name for name in nodes if not wiring.is_fixed(name)):
+        depth[name] = max((depth.get(each, -1) for each in wiring.producers(name)), default=-1) + 1
+    cutter = _Cutter(wiring, nodes)
+    # By depth: what feeds an attention comes before it, in whatever order the nodes are listed.
+    for name in sorted(depth, key=lambda name: (depth[name], wiring.index.position[name])):
+        cutter.place(name)
+    cutter.send_moves_on()
+    cutter.place_fixed()
+    return [wiring.in_order(sublayer.nodes) for sublayer in cutter.sublayers if sublayer.nodes]
+
+
+class _Cutter:
+    def __init__(self, wiring: ModelWiring, nodes: Collection[str]) -> None:
+        self._wiring = wiring
+        self._inside = set(nodes)
+        self._home: dict[str, int] = {}
+        self.sublayers: list[_Sublayer] = []
+
+    def place(self, name: str) -> None:
+        """Gives a node to the last of the sublayers that feed it, or begins a new one with it."""
+        node = self._wiring.index.node[name]
+        homes = [self._home.get(each, -1) for each in self._wiring.producers(name)]
+        last = max(homes, default=-1)
+        role = _role(node)
+        if last < 0 or not self._joins(self.sublayers[last], role, node):
+            weighted = role is _Role.PRODUCT and self._has_weight(node)
+            last = len(self.sublayers)
+            self.sublayers.append(_Sublayer(role, weighted, moves_only=role is _Role.MOVE))
+        sublayer = self.sublayers[last]
+        sublayer.nodes.append(name)
+        sublayer.moves_only &= role is _Role.MOVE
+        self._home[name] = last
+
+    def _joins(self, sublayer: _Sublayer, role: _Role, node: ir.Node) -> bool:
+        if len(sublayer.nodes) >= _LONGEST:
+            return False
+        if role is _Role.SOFTMAX:
+            sublayer.open_scores = sublayer.lead is _Role.PRODUCT and not sublayer.weighted
+            return sublayer.open_scores
+        if role is _Role.PRODUCT:
+            joins = sublayer.open_scores and not self._has_weight(node)
+            sublayer.open_scores &= not joins
+            return joins
+        if role is _Role.REDUCTION:
+            return sublayer.lead is _Role.REDUCTION
+        if role is _Role.TAIL and sublayer.moves_only:
+            return False
+        return role in (_Role.MOVE, _Role.TAIL)
+
+    def _has_weight(self, node: ir.Node) -> bool:
+        for value in node.inputs[:2]:
+            producer = value.producer() if value is not None else None
+            if producer is not None and self._wiring.is_fixed(producer.name or ""):
+                return True
+            if value is not None and value.name and value.is_initializer():
+                return True
+        return False
+
+    def send_moves_on(self) -> None:
+        """What only moves values goes with what reads them, if that is one sublayer."""
+        for number in range(len(self.sublayers) - 1, -1, -1):
+            sublayer = self.sublayers[number]
+            homes = self._homes_of_readers(sublayer.nodes) - {number}
+            if sublayer.moves_only and len(homes) == 1 and not self._leave(sublayer.nodes):
+                (target,) = homes
+                self.sublayers[target].nodes += sublayer.nodes
+                self._home.update(dict.fromkeys(sublayer.nodes, target))
+                sublayer.nodes = []
+
+    def place_fixed(self) -> None:
+        """Constants that are computed go with the first sublayer that reads them."""
+        for name in reversed(self._wiring.in_order(filter(self._wiring.is_fixed, self._inside))):
+            number = min(self._homes_of_readers([name]), default=len(self.sublayers))
+            if number == len(self.sublayers):
+                self.sublayers.append(_Sublayer(_Role.MOVE))
+            self.sublayers[number].nodes.append(name)
+            self._home[name] = number
+
+    def _homes_of_readers(self, names: Iterable[str]) -> set[int]:
+        readers = (reader for name in names for reader in self._wiring.after(name))
+        return {self._home[reader] for reader in readers if reader in self._home}
+
+    def _leave(self, names: Collection[str]) -> bool:
+        """Whether anything outside reads what nodes write."""
+        index = self._wiring.index
+        values = [value.name or "" for name in names for value in index.node[name].outputs]
+        readers = {reader for name in names for reader in self._wiring.after(name)}
+        return not readers <= self._inside or any(value in index.outputs for value in values)
+
+
+def _role(node: ir.Node) -> _Role:
+    if node.op_type.startswith("Reduce") or node.op_type == "CumSum":
+        return _Role.REDUCTION
+    return next((role for ops, role in _ROLES if node.op_type in ops), _Role.ALONE)
