@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import QDQ_OPS
@@ -75,70 +75,39 @@ class NamedLayer:
     converts: bool | None = None
 
 
-@dataclass(frozen=True)
-class _EngineNames:
-    """What an engine that reports the origins of its layers calls things.
-
-    Attributes:
-        services: Layer types that it inserts for other layers, without a corresponding op.
-        conversions: Layer types that change the type of values, beside ONNX's.
-        synonyms: ONNX ops by the layer type that executes them under another name.
-        anything: Layer types that say nothing about their ops.
-        suffixes: What it appends to the names of nodes and tensors that it rewrites.
-    """
-
-    services: frozenset[str]
-    conversions: frozenset[str] = frozenset()
-    synonyms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    anything: frozenset[str] = frozenset()
-    suffixes: tuple[str, ...] = ()
-
-
-_ONNXRUNTIME = _EngineNames(
-    services=frozenset({"ReorderInput", "ReorderOutput"}),
-    synonyms={
-        "BiasGelu": ("Gelu", "Erf", "Tanh"),
-        "Gelu": ("Erf", "Tanh"),
-        "QuickGelu": ("Sigmoid",),
-        "SkipLayerNormalization": ("LayerNormalization", "Add"),
-    },
-    suffixes=("_nchwc", "_nhwc", "_bn", "_new_reshape", "_quant"),
-)
-_OPENVINO = _EngineNames(
-    services=frozenset({"Reorder"}),
-    conversions=frozenset({"Convert", "FakeQuantize"}),
-    synonyms={
-        "Concatenation": ("Concat",),
-        "Eltwise": ("Add", "Mul", "Sub", "Div", "Relu", "Sigmoid", "Clip", "Pow", "Erf", "Tanh"),
-        "Interpolate": ("Resize", "Upsample"),
-        "MVN": ("LayerNormalization", "InstanceNormalization", "GroupNormalization", "ReduceMean"),
-        "Math": ("Cos", "Sin", "Abs", "Neg", "Sign", "HardSigmoid"),
-        "RNNCell": ("GRU", "LSTM", "RNN"),
-        "RNNSeq": ("GRU", "LSTM", "RNN"),
-        "Reduce": ("GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceSum", "ReduceMax"),
-        "StridedSlice": ("Slice",),
-    },
-    anything=frozenset({"Subgraph"}),
-)
-_TENSORRT = _EngineNames(services=frozenset({"Reformat"}))
-_ENGINES = (_ONNXRUNTIME, _OPENVINO, _TENSORRT)
-
-SERVICES = frozenset[str]().union(*(names.services for names in _ENGINES))
+SERVICES = frozenset({"Reformat", "Reorder", "ReorderInput", "ReorderOutput"})
 """Layer types that engines insert for other layers, without a corresponding op."""
 
-_ANYTHING = frozenset[str]().union(*(names.anything for names in _ENGINES))
-_SYNONYMS = {kind: ops for names in _ENGINES for kind, ops in names.synonyms.items()}
-_TYPE_CHANGES = QDQ_OPS.union({"Cast"}, *(names.conversions for names in _ENGINES))
+# Layer types that say nothing about their ops.
+_ANYTHING = frozenset({"Subgraph"})
+# ONNX ops by the layer type that executes them under another name.
+_SYNONYMS = {
+    # ONNX Runtime
+    "BiasGelu": ("Gelu", "Erf", "Tanh"),
+    "Gelu": ("Erf", "Tanh"),
+    "QuickGelu": ("Sigmoid",),
+    "SkipLayerNormalization": ("LayerNormalization", "Add"),
+    # OpenVINO
+    "Concatenation": ("Concat",),
+    "Eltwise": ("Add", "Mul", "Sub", "Div", "Relu", "Sigmoid", "Clip", "Pow", "Erf", "Tanh"),
+    "Interpolate": ("Resize", "Upsample"),
+    "MVN": ("LayerNormalization", "InstanceNormalization", "GroupNormalization", "ReduceMean"),
+    "Math": ("Cos", "Sin", "Abs", "Neg", "Sign", "HardSigmoid"),
+    "RNNCell": ("GRU", "LSTM", "RNN"),
+    "RNNSeq": ("GRU", "LSTM", "RNN"),
+    "Reduce": ("GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceSum", "ReduceMax"),
+    "StridedSlice": ("Slice",),
+}
+_TYPE_CHANGES = QDQ_OPS | {"Cast", "Convert", "FakeQuantize"}
 _MOVES = SERVICES | {"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
-_BY_PART = (
-    ("Conv", Kind.CONVOLUTION),
-    ("Deconvolution", Kind.CONVOLUTION),
-    ("MatMul", Kind.PRODUCT),
-    ("Gemm", Kind.PRODUCT),
-    ("FullyConnected", Kind.PRODUCT),
-    ("Attention", Kind.PRODUCT),
-    ("Pool", Kind.POOLING),
-)
+# Parts of the names of ops and layer types, by kind.
+_PARTS = {
+    Kind.CONVOLUTION: ("Conv", "Deconvolution"),
+    Kind.PRODUCT: ("MatMul", "Gemm", "FullyConnected", "Attention"),
+    Kind.POOLING: ("Pool",),
+}
+# What ONNX Runtime appends to the names of nodes and tensors that it rewrites.
+_SUFFIXES = ("_nchwc", "_nhwc", "_bn", "_new_reshape", "_quant")
 # ONNX Runtime numbers generated nodes.
 _NUMBER = re.compile(r"_token_\d+$")
 # OpenVINO numbers the copies of a node; its generated nodes have numbers in the thousands.
@@ -152,7 +121,10 @@ def kind_of(op_type: str) -> Kind:
         return Kind.TYPE
     if op_type in _MOVES:
         return Kind.MOVE
-    return next((kind for part, kind in _BY_PART if part in op_type), Kind.OTHER)
+    for kind, parts in _PARTS.items():
+        if any(part in op_type for part in parts):
+            return kind
+    return Kind.OTHER
 
 
 def fits(layer_type: str, op_type: str) -> bool:
@@ -214,7 +186,7 @@ def _shortened(text: str) -> Iterator[str]:
     yield text
     text = _NUMBER.sub("", text)
     yield text
-    for suffix in (each for names in _ENGINES for each in names.suffixes):
+    for suffix in _SUFFIXES:
         if text.endswith(suffix):
             text = text.removesuffix(suffix)
             yield text
