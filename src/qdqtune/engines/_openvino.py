@@ -34,25 +34,25 @@ _PRODUCT = "product"
 _SIZE = 64
 _FLOATS = ("float32", "bfloat16", "float16")
 
-_DTYPES = {
+# Our names of types, by OpenVINO's names.
+_TYPES = {
     "bf16": "bfloat16",
+    "boolean": "bool",
+    "f16": "float16",
+    "f32": "float32",
+    "f64": "float64",
     "f8e4m3": "float8_e4m3fn",
     "f8e5m2": "float8_e5m2",
     "i4": "int4",
+    "i8": "int8",
+    "i32": "int32",
+    "i64": "int64",
     "string": "str",
     "u4": "uint4",
+    "u8": "uint8",
 }
 # Types without a numpy name; OpenVINO returns their bits under another type.
-_VIEWS = {
-    "bf16": ml_dtypes.bfloat16,
-    "f8e4m3": ml_dtypes.float8_e4m3fn,
-    "f8e5m2": ml_dtypes.float8_e5m2,
-}
-# Our names of types, by OpenVINO's names.
-_PRECISIONS = {
-    "bf16": "bfloat16", "boolean": "bool", "f16": "float16", "f32": "float32", "f64": "float64",
-    "i8": "int8", "i32": "int32", "i64": "int64", "u8": "uint8",
-}  # fmt: skip
+_VIEWED = ("bf16", "f8e4m3", "f8e5m2")
 _FACTS = (
     "layerType", "originalLayersNames", "outputPrecisions", "primitiveType", "runtimePrecision",
 )  # fmt: skip
@@ -133,7 +133,7 @@ def _hinted(compiled: Any) -> str:
 
 def _type_name(kind: Any) -> str:
     name = str(kind.get_type_name())
-    return _PRECISIONS.get(name, name)
+    return _TYPES.get(name, name)
 
 
 class OpenVinoEngine:
@@ -324,8 +324,8 @@ def _tensor(kind: Any, array: Any, spec: InputSpec) -> Any:
 def _array(port: Any, result: Any) -> Any:
     """Return a copy of a result in its own type."""
     array = np.array(result, copy=True)
-    view = _VIEWS.get(port.get_element_type().get_type_name())
-    return array if view is None else array.view(view)
+    name = port.get_element_type().get_type_name()
+    return array.view(getattr(ml_dtypes, _TYPES[name])) if name in _VIEWED else array
 
 
 def _input_spec(port: Any) -> InputSpec:
@@ -340,7 +340,7 @@ def _dims(port: Any) -> Any:
 
 def _dtype(kind: Any) -> str:
     name = kind.get_type_name()
-    return _DTYPES[name] if name in _DTYPES else np.dtype(kind.to_dtype()).name
+    return _TYPES[name] if name in _TYPES else np.dtype(kind.to_dtype()).name
 
 
 def _output_name(port: Any) -> str:
@@ -416,7 +416,7 @@ def layer_times_of(
                     op_type=kind,
                     ms=spent.get(name, 0.0),
                     provider=facts.get("primitiveType", ""),
-                    precision=_PRECISIONS.get(precision, precision),
+                    precision=_TYPES.get(precision, precision),
                     origins=tuple(origin for origin in origins.split(",") if origin),
                     inputs=tuple(tensor for tensor in inputs if tensor not in constants),
                     outputs=outputs,

@@ -97,7 +97,7 @@ def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
             zip(archive["names"], archive["dtypes"], strict=True)
         ):
             array = archive[f"array{index}"]
-            arrays[str(name)] = array.view(getattr(ml_dtypes, str(dtype))) if dtype else array
+            arrays[str(name)] = array.view(str(dtype)) if dtype else array
         return arrays
 
 
