@@ -27,12 +27,10 @@ from qdqtune.engines.layers._naming import (
 )
 from qdqtune.engines.layers._wiring import LayerWiring, ModelWiring, reached, split
 from qdqtune.graph._index import GraphIndex
-from qdqtune.graph._op_classes import DEQUANTIZE, is_op
+from qdqtune.graph._op_classes import DEQUANTIZE
 from qdqtune.records._layers import BETWEEN, CLOSED, NAMED, PART, UNKNOWN, MappedLayer
 from qdqtune.records._measurement import LayerTime
 
-# Ops that engines remove altogether.
-_NOTHING = ("Dropout", "Identity")
 # More nodes than any engine fuses into a layer without naming them; keeps the search linear.
 _MOST_BETWEEN = 500
 
@@ -246,100 +244,11 @@ def _take_by_wiring(owners: _Owners) -> None:
             if owners.may_take(number, name):
                 owners.own(number, name)
     for number in range(len(owners.layers)):
-        _take_back_to_inputs(owners, number)
-    for step in (owners.model.before, owners.model.after):
-        for number, layer in enumerate(owners.layers):
-            if layer.kind in LEADS and owners.owned[number]:
-                _take_lead(owners, number, step)
-    for number in range(len(owners.layers)):
         _take_inside(owners, number)
     for is_transparent in (False, True):  # what computes comes first
         for number, layer in enumerate(owners.layers):
             if not owners.owned[number] and (layer.kind in TRANSPARENT) is is_transparent:
                 _take_between(owners, number)
-
-
-def _take_back_to_inputs(owners: _Owners, number: int) -> None:
-    """Assign nodes between a layer's own and the tensors that it reads under the model's names."""
-    read = _same_as(owners, owners.layers[number].reads)
-    if not read:
-        return
-    # Layers that only copy write what they are named after, under any name.
-    copying = {
-        each for each in owners.wires.feeding(number) if owners.layers[each].kind in TRANSPARENT
-    }
-    for name in owners.model.in_order(owners.owned[number]):
-        for tensor in owners.model.inputs(name):
-            producer = owners.index.value[tensor].producer()
-            if producer is not None and tensor not in read:
-                for each in _grounded(owners, number, producer.name or "", read, copying):
-                    owners.own(number, each)
-
-
-def _same_as(owners: _Owners, tensors: Iterable[str]) -> set[str]:
-    """Return the tensors that the model has, and their aliases.
-
-    Constants are left out: they don't identify a layer, since every node may read the same one.
-    """
-    index = owners.index
-
-    def aliases(tensor: str) -> list[str]:
-        readers = (index.node.get(edge.node) for edge in index.readers(tensor))
-        return [node.outputs[0].name or "" for node in readers if node and is_op(node, *_NOTHING)]
-
-    found = {each for each in tensors if each in index.value and not index.is_constant(each)}
-    return found.union(reached(found, aliases))
-
-
-def _grounded(
-    owners: _Owners, number: int, start: str, read: set[str], copying: set[int]
-) -> set[str]:
-    """Return a node and its ancestors down to the layer's inputs; empty if it reads others."""
-    inside: set[str] = set()
-    waiting = [start]
-    while waiting:
-        name = waiting.pop()
-        if name in inside or owners.owner.get(name) == number:
-            continue
-        if owners.is_written(owners.index.node[name]) or not owners.may_take(number, name):
-            return set()
-        inside.add(name)
-        for tensor in owners.model.inputs(name):
-            producer = owners.index.value[tensor].producer()
-            if tensor in read or (producer and owners.owner.get(producer.name or "") in copying):
-                continue
-            if producer is None:
-                return set()
-            waiting.append(producer.name or "")
-    return inside
-
-
-def _take_lead(owners: _Owners, number: int, step: _Step) -> None:
-    """Assign the convolution, product or pooling of a layer of that kind, if none is named."""
-    kind = owners.layers[number].kind
-    if any(owners.kind(name) is kind for name in owners.owned[number]):
-        return
-    for name in _path_to(owners, kind, owners.model.in_order(owners.owned[number])[::-1], step):
-        owners.own(number, name)
-
-
-def _path_to(owners: _Owners, kind: Kind, starts: list[str], step: _Step) -> list[str]:
-    """Return the nearest free node of a kind, and the nodes on the way to it."""
-    came_from: dict[str, str] = {}
-    waiting = list(starts)
-    for name in waiting:
-        for each in step(name):
-            if each in came_from or not owners.is_free(each):
-                continue
-            came_from[each] = name
-            if owners.kind(each) is kind:
-                path = [each]
-                while came_from[path[-1]] in came_from:
-                    path.append(came_from[path[-1]])
-                return path
-            if owners.kind(each) not in LEADS:
-                waiting.append(each)
-    return []
 
 
 def _take_inside(owners: _Owners, number: int) -> None:

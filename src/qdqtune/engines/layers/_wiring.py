@@ -136,10 +136,6 @@ class LayerWiring:
         """Return the nearest layers after one that satisfy a predicate, in execution order."""
         return _nearest(layer, self._after, known)
 
-    def feeding(self, layer: int) -> Sequence[int]:
-        """Return the layers that write what a layer reads."""
-        return self._before[layer]
-
     def fed(self, layer: int) -> Sequence[int]:
         """Return the layers that read what a layer writes."""
         return self._after[layer]
