@@ -5,10 +5,8 @@ The built-in ones, and those of other packages.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-
-from qdqtune.records._health import Plugins, find_plugins
 
 
 @dataclass(frozen=True)
@@ -237,20 +235,13 @@ BUILTIN_ENGINES = (
 """In display order."""
 
 
-GROUP = "qdqtune.engines"
-
-
-def find_engines(taken: Collection[str]) -> Plugins[EngineEntry]:
-    """Load the engines of other packages; errors are reported in the result, never raised.
+def entry_fault(entry: EngineEntry, name: str) -> str:
+    """Return what is wrong with the entry of another package; empty if nothing is.
 
     Args:
-        taken: Names that plugins can't use.
+        entry: The entry.
+        name: The name under which it is announced.
     """
-    return find_plugins(GROUP, EngineEntry, taken, _fault)
-
-
-def _fault(entry: EngineEntry, name: str) -> str:
-    """Return what is wrong with an entry; empty if nothing is."""
     from qdqtune.qdq.dialects import dialects  # slow to import, and plugins are rare
 
     if entry.name != name:

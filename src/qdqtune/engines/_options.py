@@ -211,31 +211,18 @@ def exact_options(info: EngineInfo, options: SessionOptions) -> SessionOptions |
     return replace(options, engine_options={**options.engine_options, **exact})
 
 
-@dataclass(frozen=True)
-class RecordedEngine:
-    """The parts of a record's engine that may be followed.
+def recorded_engine(info: EngineInfo) -> tuple[str | None, dict[str, str]]:
+    """Return the engine and the options of a record that may be followed.
 
-    Attributes:
-        name: The engine, if it is built in; others must be named by the user.
-        options: Options that are plain choices.
-    """
-
-    name: str | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
-
-
-def recorded_engine(info: EngineInfo) -> RecordedEngine:
-    """Return what may be followed: nothing that is run, loaded, opened or takes resources.
-
-    The number of threads is never taken from a record, nor a path, a library, a program argument,
-    or an engine from another package.
+    Nothing that is run, loaded, opened or takes resources: the number of threads is never taken
+    from a record, nor a path, a library, a program argument, or an engine from another package,
+    which the user must name.
     """
     entry = registry.ENGINES.get(info.name)
     if entry is None:
-        return RecordedEngine()
-    allowed = {
+        return None, {}
+    return entry.name, {
         name: value
         for name, value in info.options.items()
         if name in entry.recorded_options and re.fullmatch(entry.recorded_options[name], value)
     }
-    return RecordedEngine(entry.name, allowed)

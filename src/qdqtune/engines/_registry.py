@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqtune.engines._entries import BUILTIN_ENGINES, EngineEntry, find_engines
+from qdqtune.engines._entries import BUILTIN_ENGINES, EngineEntry, entry_fault
 from qdqtune.engines._hardware import find_gpus
 from qdqtune.records._errors import EngineError, UsageError
-from qdqtune.records._health import Plugins
+from qdqtune.records._health import Plugins, find_plugins
 
 if TYPE_CHECKING:
     from qdqtune.records._measurement import EngineInfo
@@ -59,8 +59,8 @@ class EngineStatus:
 
 @functools.cache
 def plugins() -> Plugins[EngineEntry]:
-    """Return the engines of other packages, cached."""
-    return find_engines([AUTO, *ENGINES])
+    """Return the engines of other packages, cached; errors are part of the result."""
+    return find_plugins("qdqtune.engines", EngineEntry, [AUTO, *ENGINES], entry_fault)
 
 
 def versioned(name: str) -> tuple[str, str]:

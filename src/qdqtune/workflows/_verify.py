@@ -234,8 +234,8 @@ class _Verification:
             The conditions, and flags with the recorded values that only the user may set.
         """
         config, inputs = self.config, self.config.input_request
-        recorded = recorded_engine(claim.engine)
-        engine = config.engine or recorded.name
+        recorded_name, recorded_options = recorded_engine(claim.engine)
+        engine = config.engine or recorded_name
         options = dict(config.engine_options or {})
         left_out: list[_Flag] = []
         if not self._gives_sizes:  # old runs recorded them in their journal
@@ -247,7 +247,7 @@ class _Verification:
         if engine is None:
             left_out.append(("--engine", claim.engine.name))
         if engine in (None, claim.engine.name):
-            options = {**recorded.options, **options}
+            options = {**recorded_options, **options}
             if config.threads is None and claim.engine.threads is not None:
                 left_out.append(("--threads", str(claim.engine.threads)))
             left_out += [
