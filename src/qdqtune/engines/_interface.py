@@ -6,11 +6,12 @@ Engines run inside the worker process; nothing here imports one.
 from __future__ import annotations
 
 import functools
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from qdqtune.records._json_form import Record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +44,7 @@ class InputSpec:
 
 
 @dataclass(frozen=True)
-class SessionOptions:
+class SessionOptions(Record):
     """How an engine should open a model.
 
     Attributes:
@@ -55,20 +56,6 @@ class SessionOptions:
     threads: int | None = None
     engine_options: Mapping[str, str] = field(default_factory=dict, hash=False)
     optimized_model_path: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON form."""
-        path = self.optimized_model_path
-        return {
-            "threads": self.threads,
-            "engine_options": dict(self.engine_options),
-            "optimized_model_path": os.fspath(path) if path is not None else None,
-        }
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> SessionOptions:
-        """Reads the JSON form."""
-        return cls(**value)
 
 
 class Session(Protocol):
