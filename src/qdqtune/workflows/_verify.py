@@ -13,9 +13,9 @@ from pathlib import Path
 from qdqtune._command_configs import VerifyConfig
 from qdqtune.config import BenchConfig
 from qdqtune.engines import _registry as registry
+from qdqtune.engines._comparison import FEWEST_OPENINGS, combine
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._options import recorded_engine
-from qdqtune.engines._comparison import FEWEST_OPENINGS, combine
 from qdqtune.graph._files import load_model, parse_model
 from qdqtune.graph._input_shapes import bind_dims, input_dims, input_named
 from qdqtune.options import configured, shared
