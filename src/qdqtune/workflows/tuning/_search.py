@@ -368,7 +368,7 @@ def search(
                 seeds.update(_seed_speedups(problem, trial, scores))
             if run.snapshots.is_due:
                 take_snapshot()
-            _tell_trial(evaluator, trial, scores)
+            _tell(evaluator, trial, f"{_candidates(len(scores))}, {_change(scores)}")
             if not is_all:
                 break
     except KeyboardInterrupt:
@@ -399,14 +399,10 @@ def _answer(evaluator: CandidateEvaluator, trial: Trial) -> tuple[list[Score], b
     fitting = budget.fitting(missing, trial.effort, least=is_first)
     if fitting < missing and not (is_first and fitting):
         return [], False
-    expected_s, strategy = budget.trial_s(fitting, trial.effort), evaluator.problem.strategy
+    expected_s = budget.trial_s(fitting, trial.effort)
     if expected_s > TOLD_AHEAD_S:
-        reporter.tell(
-            trial.stage,
-            f"building and timing {_candidates(fitting)}, about {expected_s:.0f} s",
-            benchmarks=evaluator.benchmarks, known=evaluator.journal.memo_hits,
-            planned=strategy.planned, speedup=speedup_of(strategy.gain),
-        )  # fmt: skip
+        what = f"building and timing {_candidates(fitting)}"
+        _tell(evaluator, trial, f"{what}, about {expected_s:.0f} s")
     began_s = reporter.elapsed_s
     scores = evaluator.answer(trial, fitting)
     budget.saw_trial(fitting, trial.effort, reporter.elapsed_s - began_s)
@@ -425,17 +421,22 @@ def _seed_speedups(
     }
 
 
-def _tell_trial(evaluator: CandidateEvaluator, trial: Trial, scores: Sequence[Score]) -> None:
+def _change(scores: Sequence[Score]) -> str:
+    """What the best of some candidates came to."""
     best = max((score.gain for score in scores), default=-math.inf)
-    change = f"best {100 * math.expm1(best):+.1f} %" if math.isfinite(best) else "all refused"
-    evaluator.run.reporter.tell(
+    return f"best {100 * math.expm1(best):+.1f} %" if math.isfinite(best) else "all refused"
+
+
+def _tell(evaluator: CandidateEvaluator, trial: Trial, message: str) -> None:
+    run, strategy = evaluator.run, evaluator.problem.strategy
+    run.reporter.tell(
         trial.stage,
-        f"{_candidates(len(scores))}, {change}",
+        message,
         benchmarks=evaluator.benchmarks,
-        known=evaluator.journal.memo_hits,
-        planned=evaluator.problem.strategy.planned,
-        speedup=speedup_of(evaluator.problem.strategy.gain),
-        rest_s=evaluator.run.budget.end_s(),
+        known=run.journal.memo_hits,
+        planned=strategy.planned,
+        speedup=speedup_of(strategy.gain),
+        rest_s=run.budget.end_s(),
     )
 
 

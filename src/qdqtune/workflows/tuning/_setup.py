@@ -190,12 +190,19 @@ def setup(
     _tell_form(request, source, form, reporter)
     header = _header(request, info, provider.shapes, fingerprint(source.model), form.name)
     return TuningTarget(
-        **vars(ctx), request=request, source=source, info=info,
+        **vars(ctx),
+        request=request,
+        source=source,
+        info=info,
         header=as_said_before(ctx.folder / JOURNAL, header),
         requirements=_requirements(request, form.name),
-        provider=provider, feeds=feeds, form=form, given=given,
-        pattern_cache=_given_cache(request.config.pattern_cache), float_metric=float_metric,
-    )  # fmt: skip
+        provider=provider,
+        feeds=feeds,
+        form=form,
+        given=given,
+        pattern_cache=_given_cache(request.config.pattern_cache),
+        float_metric=float_metric,
+    )
 
 
 def _header(
