@@ -11,18 +11,28 @@ from typing import TYPE_CHECKING, Any
 
 from qdqtune.records._errors import UsageError
 from qdqtune.zoo._chain import chain
+from qdqtune.zoo._classifiers import (
+    convnext,
+    efficientnet,
+    mobilenet_v2,
+    resnet18,
+    resnet34,
+    resnet50,
+    shufflenet_v2,
+)
 from qdqtune.zoo._dense_prediction import unet, yolo
-from qdqtune.zoo._mobilenet import efficientnet, mobilenet_v2, shufflenet_v2
-from qdqtune.zoo._resnet import convnext, resnet18, resnet34, resnet50
-from qdqtune.zoo._settings import Setting, check_settings, settings_of
 from qdqtune.zoo._transformers import bert, vit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import onnx
 
 __all__ = ["ARCHITECTURES", "build", "default_settings", "describe"]
 
-_BUILDERS = {
+Setting = bool | int | float | tuple[int, ...]
+
+_BUILDERS: dict[str, Callable[..., onnx.ModelProto]] = {
     builder.__name__: builder
     for builder in (
         resnet18,
@@ -55,16 +65,21 @@ def build(name: str, *, seed: int = 0, **settings: Any) -> onnx.ModelProto:
     Raises:
         UsageError: The name, the seed or a setting is not one there is.
     """
-    builder = _builder(name)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise UsageError(f"the seed is {seed!r}", "It is a whole number from 0 on.")
-    model: onnx.ModelProto = builder(seed, **check_settings(name, builder, settings))
+    defaults = default_settings(name)
+    for key, value in settings.items():
+        if key not in defaults:
+            raise UsageError(f"{name} has no setting {key!r}", f"Settings: {', '.join(defaults)}.")
+        settings[key] = _checked(f"{name}: {key}", defaults[key], value)
+    model: onnx.ModelProto = _BUILDERS[name](seed, **settings)
     return model
 
 
 def default_settings(name: str) -> dict[str, Setting]:
     """The settings of an architecture, with their defaults."""
-    return settings_of(_builder(name))
+    parameters = inspect.signature(_builder(name)).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def describe(name: str) -> str:
@@ -72,7 +87,28 @@ def describe(name: str) -> str:
     return inspect.getdoc(_builder(name)) or ""
 
 
-def _builder(name: str) -> Any:
+def _builder(name: str) -> Callable[..., onnx.ModelProto]:
     if name not in _BUILDERS:
         raise UsageError(f"there is no model {name!r}", f"Models: {', '.join(ARCHITECTURES)}.")
     return _BUILDERS[name]
+
+
+def _checked(what: str, default: Setting, value: Any) -> Setting:
+    """A setting's value, if it is of the kind of the default."""
+    if isinstance(default, bool):
+        fits, kind = isinstance(value, bool), "true or false"
+    elif isinstance(default, tuple):
+        fits = isinstance(value, (tuple, list)) and bool(value) and all(map(_is_count, value))
+        kind = "a list of whole numbers from 1 on"
+    elif isinstance(default, int):
+        fits, kind = _is_count(value), "a whole number from 1 on"
+    else:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        fits, kind = is_number and value > 0, "a number above 0"
+    if not fits:
+        raise UsageError(f"{what} is {value!r}", f"It is {kind}.")
+    return type(default)(value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

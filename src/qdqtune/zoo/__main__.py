@@ -11,8 +11,7 @@ from qdqtune._parser import AssignmentsAction, Parser
 from qdqtune.graph._files import check_writable, write_bytes
 from qdqtune.records._errors import QdqtuneError, UsageError
 from qdqtune.records._printable import message
-from qdqtune.zoo import ARCHITECTURES, build, default_settings, describe
-from qdqtune.zoo._settings import parse_setting
+from qdqtune.zoo import ARCHITECTURES, Setting, build, default_settings, describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,8 +95,23 @@ def _read_settings(name: str, assignments: Sequence[str]) -> dict[str, object]:
         key, equals, text = assignment.partition("=")
         if not equals:
             raise UsageError(f"--set {assignment} has no value", "Write --set key=value.")
-        settings[key] = parse_setting(defaults[key], text) if key in defaults else text
+        settings[key] = _parsed(defaults[key], text) if key in defaults else text
     return settings
+
+
+def _parsed(default: Setting, text: str) -> Setting | str:
+    """Reads a setting as a user types it (`64`, `0.5`, `true`, `2,2,4,2`).
+
+    What can't be read is returned as it is; `build` tells the user.
+    """
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "false": False}[text.lower()]
+        if isinstance(default, tuple):
+            return tuple(int(part) for part in text.split(","))
+        return type(default)(text)
+    except (KeyError, ValueError):
+        return text
 
 
 if __name__ == "__main__":

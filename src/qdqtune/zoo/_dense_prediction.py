@@ -19,10 +19,10 @@ from qdqtune.zoo._layers import (
     image_input,
     max_pool,
     relu,
+    require_multiple,
     silu,
 )
 from qdqtune.zoo._marginals import Marginal
-from qdqtune.zoo._settings import require_multiple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,10 +90,9 @@ def _conv_transpose(b: GraphBuilder, x: Value, name: str, channels: int) -> Valu
 
 
 _BINS = 16
-_HEAD_EPSILON = 1e-3
 
 
-def detections(b: GraphBuilder, maps: Sequence[Value], image: int, classes: int) -> Value:
+def _detections(b: GraphBuilder, maps: Sequence[Value], image: int, classes: int) -> Value:
     """Adds the heads and the decoding.
 
     Returns:
@@ -110,9 +109,7 @@ def detections(b: GraphBuilder, maps: Sequence[Value], image: int, classes: int)
     y = b.node("Concat", "head.concat", flat, shape=(batch, channels, places), axis=2)
     boxes, scores = b.split("head.split", y, (4 * _BINS, classes), axis=1)
     boxes = _decoded(b, _distances(b, boxes), sides, image)
-    scores = b.node("Sigmoid", "head.scores", [scores])
-    shape = (batch, 4 + classes, places)
-    return b.node("Concat", "head.detections", [boxes, scores], shape=shape, axis=1)
+    return concat(b, [boxes, b.node("Sigmoid", "head.scores", [scores])], "head.detections")
 
 
 def _scale_head(b: GraphBuilder, x: Value, name: str, finest: int, classes: int) -> Value:
@@ -120,15 +117,12 @@ def _scale_head(b: GraphBuilder, x: Value, name: str, finest: int, classes: int)
     class_width = max(finest, min(classes, 100))
     boxes = _branch(b, x, f"{name}.box", box_width, 4 * _BINS)
     scores = _branch(b, x, f"{name}.cls", class_width, classes)
-    shape = (x.shape[0], 4 * _BINS + classes, *x.shape[2:])
-    return b.node("Concat", f"{name}.concat", [boxes, scores], shape=shape, axis=1)
+    return concat(b, [boxes, scores], f"{name}.concat")
 
 
 def _branch(b: GraphBuilder, x: Value, name: str, width: int, channels: int) -> Value:
     for index in range(2):
-        step = f"{name}.{index}"
-        x = conv_bn(b, x, f"{step}.conv", width, Window(3), gain=SILU_GAIN, epsilon=_HEAD_EPSILON)
-        x = silu(b, x, f"{step}.silu")
+        x = _conv_silu(b, x, f"{name}.{index}", width, Window(3))
     return conv(b, x, f"{name}.2", channels)
 
 
@@ -160,8 +154,7 @@ def _decoded(b: GraphBuilder, distances: Value, sides: Sequence[int], image: int
     total = b.node("Add", "decode.sum", [low, high])
     centre = b.node("Div", "decode.centre", [total, b.shared_scalar("decode.two", 2.0)])
     size = b.node("Sub", "decode.size", [high, low])
-    box = b.node("Concat", "decode.box", [centre, size], shape=distances.shape, axis=1)
-    return b.node("Mul", "decode.pixels", [box, pixels])
+    return b.node("Mul", "decode.pixels", [concat(b, [centre, size], "decode.box"), pixels])
 
 
 _EPSILON = 1e-3
@@ -184,10 +177,10 @@ def yolo(
     b = GraphBuilder("yolo", seed, folded=folded, branches=6 * depth)
     fine, middle, coarse = _backbone(b, image_input(b, batch, image), width, depth)
     maps = _neck(b, fine, middle, coarse, depth)
-    return b.model({"detections": detections(b, maps, image, classes)})
+    return b.model({"detections": _detections(b, maps, image, classes)})
 
 
-def conv_silu(
+def _conv_silu(
     b: GraphBuilder,
     x: Value,
     name: str,
@@ -202,11 +195,11 @@ def conv_silu(
 
 
 def _backbone(b: GraphBuilder, x: Value, width: int, depth: int) -> tuple[Value, Value, Value]:
-    x = conv_silu(b, x, "stem", width, _DOWN)
+    x = _conv_silu(b, x, "stem", width, _DOWN)
     maps = []
     for stage, count in enumerate((depth, 2 * depth, 2 * depth, depth), start=1):
         channels = width * 2**stage
-        x = conv_silu(b, x, f"stage{stage}.down", channels, _DOWN)
+        x = _conv_silu(b, x, f"stage{stage}.down", channels, _DOWN)
         x = _c2f(b, x, f"stage{stage}.c2f", channels, count, shortcut=True)
         maps.append(x)
     return maps[1], maps[2], _sppf(b, x, "sppf")
@@ -223,9 +216,9 @@ def _neck(
 
     up = joined(_upsample(b, coarse, "neck.up1"), middle, "neck.up1", middle.shape[1])
     fine = joined(_upsample(b, up, "neck.up2"), fine, "neck.up2", fine.shape[1])
-    x = conv_silu(b, fine, "neck.down1", fine.shape[1], _DOWN)
+    x = _conv_silu(b, fine, "neck.down1", fine.shape[1], _DOWN)
     middle = joined(x, up, "neck.down1", middle.shape[1])
-    x = conv_silu(b, middle, "neck.down2", middle.shape[1], _DOWN)
+    x = _conv_silu(b, middle, "neck.down2", middle.shape[1], _DOWN)
     return fine, middle, joined(x, coarse, "neck.down2", coarse.shape[1])
 
 
@@ -234,26 +227,26 @@ def _c2f(
 ) -> Value:
     """Splits the channels, sends one half through bottlenecks, and keeps every step."""
     half = channels // 2
-    x = conv_silu(b, x, f"{name}.cv1", channels)
+    x = _conv_silu(b, x, f"{name}.cv1", channels)
     parts = b.split(f"{name}.split", x, (half, half), axis=1)
     for index in range(count):
         step = f"{name}.m{index}"
-        y = conv_silu(b, parts[-1], f"{step}.cv1", half, Window(3))
+        y = _conv_silu(b, parts[-1], f"{step}.cv1", half, Window(3))
         gain = 2 * SILU_GAIN * b.branch_gain if shortcut else SILU_GAIN
-        y = conv_silu(b, y, f"{step}.cv2", half, Window(3), gain=gain)
+        y = _conv_silu(b, y, f"{step}.cv2", half, Window(3), gain=gain)
         parts.append(add(b, parts[-1], y, f"{step}.add") if shortcut else y)
-    return conv_silu(b, concat(b, parts, f"{name}.concat"), f"{name}.cv2", channels)
+    return _conv_silu(b, concat(b, parts, f"{name}.concat"), f"{name}.cv2", channels)
 
 
 def _sppf(b: GraphBuilder, x: Value, name: str) -> Value:
     """Three max pools in a row, each step kept."""
     channels = x.shape[1]
-    parts = [conv_silu(b, x, f"{name}.cv1", channels // 2)]
+    parts = [_conv_silu(b, x, f"{name}.cv1", channels // 2)]
     height, width = x.shape[2:]
     for index, reach in enumerate((5, 9, 13)):
         seen = parts[0].marginal.largest_of(min(reach, height) * min(reach, width))
         parts.append(max_pool(b, parts[-1], f"{name}.pool{index}", Window(5), marginal=seen))
-    return conv_silu(b, concat(b, parts, f"{name}.concat"), f"{name}.cv2", channels)
+    return _conv_silu(b, concat(b, parts, f"{name}.concat"), f"{name}.cv2", channels)
 
 
 def _upsample(b: GraphBuilder, x: Value, name: str) -> Value:

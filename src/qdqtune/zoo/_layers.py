@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import onnx
 
-    from qdqtune.zoo._marginals import Float64s, SeededWeights
+    from qdqtune.zoo._marginals import Float64s
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,10 @@ class Window:
         sides = {"kernel_shape": [self.kernel] * 2, "strides": [self.stride] * 2}
         return {**sides, "pads": [self.pad] * 4}
 
+    def output_sizes(self, x: Value) -> list[int]:
+        """Height and width of what comes out."""
+        return [self.output_size(size) for size in x.shape[2:]]
+
     def output_size(self, size: int) -> int:
         """The side of the map that comes out.
 
@@ -75,40 +79,16 @@ class Window:
 POINTWISE = Window()
 
 
-@dataclass(frozen=True)
-class DrawnConvolution:
-    """A weight, and what a convolution with it yields.
-
-    Attributes:
-        weight: Output channels x input channels per group x kernel x kernel.
-        marginal: The distribution of the outputs.
-    """
-
-    weight: Float32s
-    marginal: Marginal
-
-    def biased(self, bias: Float32s) -> Marginal:
-        """The distribution of the outputs with a bias added."""
-        mean, var = self.marginal.moments
-        return Marginal.normal(mean + bias, var)
-
-
-def draw_convolution(
-    weights: SeededWeights,
-    x: Value,
-    name: str,
-    channels: int,
-    window: Window,
-    *,
-    gain: float = 1.0,
-) -> DrawnConvolution:
-    """Draws a weight such that the outputs have a spread of about `gain`."""
+def _draw_convolution(
+    b: GraphBuilder, x: Value, name: str, channels: int, window: Window, gain: float = 1.0
+) -> tuple[Float32s, Marginal]:
+    """Draws a weight such that the outputs have a spread of about `gain`; returns both."""
     _, in_channels, height, width = x.shape
     groups = window.groups
     presence = np.outer(window.presence(height), window.presence(width)).ravel()
     fan_in = in_channels // groups * float(presence.sum())
-    weight = weights.normal(
-        name,
+    weight = b.weights.normal(
+        f"{name}.weight",
         (channels, in_channels // groups, window.kernel, window.kernel),
         std=gain / float(np.sqrt(fan_in * x.marginal.mean_square)),
         channel_axis=0,
@@ -122,7 +102,7 @@ def draw_convolution(
     # A tap that falls on padding now and then adds the variance of its being there.
     out_var = np.einsum("goi,gi->go", squares @ presence, var)
     out_var += np.einsum("goi,gi->go", squares @ (presence * (1 - presence)), mean**2)
-    return DrawnConvolution(weight, Marginal.normal(out_mean.ravel(), out_var.ravel()))
+    return weight, Marginal.normal(out_mean.ravel(), out_var.ravel())
 
 
 BIAS_SIZE = 0.1
@@ -135,6 +115,14 @@ SILU_GAIN = 2.0
 # stack less chaotic: errors of the estimated statistics die out, at 0 they grow with every layer.
 _SHIFT = 0.25
 _SHIFT_SPREAD = 0.2
+
+
+def require_multiple(name: str, value: int, of_name: str, of: int) -> None:
+    """Refuses a setting that another one doesn't divide."""
+    if value % of:
+        raise UsageError(
+            f"{name}={value} is not a multiple of {of_name}={of}", f"Choose {name} or {of_name} so."
+        )
 
 
 def image_input(b: GraphBuilder, batch: int, image: int) -> Value:
@@ -154,9 +142,12 @@ def conv(
     bias_size: float = BIAS_SIZE,
 ) -> Value:
     """Adds a Conv with bias; its outputs have a spread of about `gain`, its bias of `bias_size`."""
-    drawn = draw_convolution(b.weights, x, f"{name}.weight", channels, window, gain=gain)
+    weight, marginal = _draw_convolution(b, x, name, channels, window, gain)
     bias = b.weights.normal(f"{name}.bias", (channels,), std=bias_size)
-    return _conv_node(b, x, name, drawn.weight, bias, window, drawn.biased(bias))
+    mean, var = marginal.moments
+    return _conv_node(
+        b, x, name, window, Marginal.normal(mean + bias, var), weight=weight, bias=bias
+    )
 
 
 def conv_bn(
@@ -183,8 +174,8 @@ def conv_bn(
         epsilon: The BatchNormalization's epsilon.
     """
     bn_name = bn_name or f"{name}.bn"
-    drawn = draw_convolution(b.weights, x, f"{name}.weight", channels, window)
-    mean, var = (rounded(moment) for moment in drawn.marginal.moments)
+    weight, drawn = _draw_convolution(b, x, name, channels, window)
+    mean, var = (rounded(moment) for moment in drawn.moments)
     scale = b.weights.positive(f"{bn_name}.weight", channels, size=gain)
     shift = b.weights.normal(
         f"{bn_name}.bias", (channels,), std=_SHIFT_SPREAD * gain, centre=_SHIFT * gain
@@ -192,9 +183,10 @@ def conv_bn(
     marginal = Marginal.normal(shift, scale.astype(np.float64) ** 2)
     if b.folded:
         factor = rounded(scale / np.sqrt(var.astype(np.float64) + epsilon))
-        weight = drawn.weight * factor[:, None, None, None]
-        return _conv_node(b, x, name, weight, shift - mean * factor, window, marginal)
-    y = _conv_node(b, x, name, drawn.weight, None, window, drawn.marginal)
+        weight = weight * factor[:, None, None, None]
+        bias = shift - mean * factor
+        return _conv_node(b, x, name, window, marginal, weight=weight, bias=bias)
+    y = _conv_node(b, x, name, window, drawn, weight=weight)
     statistics = b.parameters(bn_name, weight=scale, bias=shift, running_mean=mean, running_var=var)
     return b.node(
         "BatchNormalization", bn_name, [y, *statistics], marginal=marginal, epsilon=epsilon
@@ -202,21 +194,13 @@ def conv_bn(
 
 
 def _conv_node(
-    b: GraphBuilder,
-    x: Value,
-    name: str,
-    weight: Float32s,
-    bias: Float32s | None,
-    window: Window,
-    marginal: Marginal,
+    b: GraphBuilder, x: Value, name: str, window: Window, marginal: Marginal, **arrays: Float32s
 ) -> Value:
-    parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-    height, width = (window.output_size(size) for size in x.shape[2:])
     return b.node(
         "Conv",
         name,
-        [x, *b.parameters(name, **parameters)],
-        shape=(x.shape[0], len(weight), height, width),
+        [x, *b.parameters(name, **arrays)],
+        shape=(x.shape[0], len(arrays["weight"]), *window.output_sizes(x)),
         marginal=marginal,
         **window.attributes,
         group=window.groups,
@@ -261,7 +245,7 @@ def max_pool(
         "MaxPool",
         name,
         [x],
-        shape=(*x.shape[:2], *(window.output_size(size) for size in x.shape[2:])),
+        shape=(*x.shape[:2], *window.output_sizes(x)),
         marginal=marginal or x.marginal.largest_of(window.kernel**2),
         **window.attributes,
     )
@@ -275,10 +259,14 @@ def global_average_pool(b: GraphBuilder, x: Value, name: str) -> Value:
     return b.node("GlobalAveragePool", name, [x], shape=shape, marginal=marginal)
 
 
+def pooled(b: GraphBuilder, x: Value) -> Value:
+    """Adds the average over each map, as a vector."""
+    return flatten(b, global_average_pool(b, x, "avgpool"), "flatten")
+
+
 def classifier(b: GraphBuilder, x: Value, name: str, classes: int) -> onnx.ModelProto:
     """Finishes a model with the average over each map and a Gemm to the logits."""
-    x = flatten(b, global_average_pool(b, x, "avgpool"), "flatten")
-    return b.model({"logits": gemm(b, x, name, classes)})
+    return b.model({"logits": gemm(b, pooled(b, x), name, classes)})
 
 
 def flatten(b: GraphBuilder, x: Value, name: str) -> Value:

@@ -18,6 +18,8 @@ _KEPT_BITS = 16
 _LANES = np.uint64(0x0000_FFFF_0000_FFFF)
 _LOW_HALF = np.uint64(0xFFFF_FFFF)
 _SUM_MEAN = 4 * (2**16 - 1) // 2
+# The standard deviation of the logarithm of a channel's magnitude.
+_SPREAD = 0.3
 _SUM_STD = float(np.sqrt(4 * (2**32 - 1) / 12))
 
 
@@ -46,7 +48,6 @@ class SeededWeights:
         std: float = 1.0,
         centre: float = 0.0,
         channel_axis: int | None = None,
-        channel_spread: float = 0.3,
     ) -> Float32s:
         """Draws bell-shaped values.
 
@@ -56,14 +57,13 @@ class SeededWeights:
             std: The root mean square of their distances from the centre.
             centre: Their mean.
             channel_axis: The axis along which magnitudes differ, as they do in trained models.
-            channel_spread: The standard deviation of the logarithm of a channel's magnitude.
         """
         draws = self._bell(name, shape)
         if channel_axis is None:
             factor = rounded(np.full(1, std / _SUM_STD))
         else:
-            magnitudes = self._log_normal(
-                f"{name}/magnitude", shape[channel_axis], channel_spread, std / _SUM_STD
+            magnitudes = self.positive(
+                f"{name}/magnitude", shape[channel_axis], size=std / _SUM_STD
             )
             along = [1] * len(shape)
             along[channel_axis] = -1
@@ -71,14 +71,11 @@ class SeededWeights:
         values: Float32s = draws * factor + rounded(np.full(1, centre))
         return values
 
-    def positive(self, name: str, channels: int, *, size: float, spread: float = 0.3) -> Float32s:
+    def positive(self, name: str, channels: int, *, size: float) -> Float32s:
         """Draws positive factors, log-normal, with root mean square `size`."""
-        return self._log_normal(name, channels, spread, size)
-
-    def _log_normal(self, name: str, channels: int, spread: float, size: float) -> Float32s:
-        logarithms = self._bell(name, (channels,)).astype(np.float64) * (spread / _SUM_STD)
+        logarithms = self._bell(name, (channels,)).astype(np.float64) * (_SPREAD / _SUM_STD)
         # E[exp(2z)] = exp(2 spread²): divided out, the root mean square is `size`.
-        return rounded(size * np.exp(logarithms - spread**2))
+        return rounded(size * np.exp(logarithms - _SPREAD**2))
 
     def _bell(self, name: str, shape: Sequence[int]) -> Float32s:
         """Sums of four uniform 16-bit integers, centred: whole numbers, exact in float32."""

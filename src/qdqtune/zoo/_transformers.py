@@ -20,8 +20,8 @@ from qdqtune.zoo._layers import (
     layer_norm,
     linear,
     mixed_heads,
+    require_multiple,
 )
-from qdqtune.zoo._settings import require_multiple
 
 _POSITIONS = 512
 _TOKEN_TYPES = 2
