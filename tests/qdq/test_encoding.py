@@ -17,7 +17,7 @@ from qdqtune.qdq._encoding import (
     encode_bias,
     encode_range,
     encode_weight,
-    least_weight_scale,
+    fit_bias,
     quantize,
 )
 from qdqtune.qdq.dialects import DIALECTS
@@ -110,11 +110,10 @@ def test_a_dead_channel_keeps_its_bias() -> None:
     weight[1] *= 1e-20
     bias = np.array([0.5, 0.7], np.float32)
     data = encode_range(0.0, 1.0, UINT8)
-    least = least_weight_scale(bias, data)
-    scaled = encode_weight(weight, INT8, 0, least)
-    encoding = encode_bias(bias, data, scaled)
+    own = encode_weight(weight, INT8, 0)
+    encoding = encode_bias(bias, data, fit_bias(own, bias, data, ir.DataType.FLOAT))
     back = dequantize(quantize(bias, encoding), encoding.scale, encoding.zero_point, 0)
     np.testing.assert_allclose(back, bias, rtol=1e-4)
-    naive = encode_bias(bias, data, encode_weight(weight, INT8, 0))
+    naive = encode_bias(bias, data, own)
     lost = dequantize(quantize(bias, naive), naive.scale, naive.zero_point, 0)
     assert abs(lost[1] - bias[1]) > 0.5

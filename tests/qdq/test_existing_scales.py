@@ -17,8 +17,7 @@ from qdqtune.graph._files import load_model
 from qdqtune.graph._index import name_nodes
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.graph._shapes import infer_shapes
-from qdqtune.qdq._encoding import dequantize, quantize
-from qdqtune.qdq._existing_scales import ReadEncoding, given_activation, given_weight
+from qdqtune.qdq._encoding import ReadEncoding, dequantize, given_activation, given_weight, quantize
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._read_back import read, strip
 from qdqtune.qdq._selection import translate

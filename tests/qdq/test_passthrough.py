@@ -21,7 +21,7 @@ from qdqtune.graph._index import GraphIndex, name_nodes
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.graph._shapes import infer_shapes
 from qdqtune.qdq._encoder import Encoder
-from qdqtune.qdq._existing_scales import ReadEncoding
+from qdqtune.qdq._encoding import ReadEncoding
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._op_units import canonical
 from qdqtune.qdq._quantization_planner import QuantizationPlanner

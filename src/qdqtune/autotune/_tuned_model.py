@@ -33,7 +33,7 @@ from qdqtune.graph._prepared_model import PreparedModel, external_bytes, inlined
 from qdqtune.graph._shapes import at_shapes
 from qdqtune.graph._validity import inconsistency
 from qdqtune.qdq._dialect import Dialect
-from qdqtune.qdq._existing_scales import ReadEncoding, tells_range
+from qdqtune.qdq._encoding import ReadEncoding, tells_range
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._preprocess import make_float
 from qdqtune.records._inputs import InputRequest

@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
 import onnx_ir as ir
 
 from qdqtune.graph._index import GraphIndex
@@ -18,13 +17,15 @@ from qdqtune.qdq._dialect import Dialect
 from qdqtune.qdq._encoding import (
     Array,
     Encoding,
+    ReadEncoding,
     TensorFormat,
     encode_bias,
     encode_range,
     encode_weight,
-    least_weight_scale,
+    fit_bias,
+    given_activation,
+    given_weight,
 )
-from qdqtune.qdq._existing_scales import ReadEncoding, given_activation, given_weight
 from qdqtune.qdq._op_units import bias_edges, is_channel_bias, role_rule
 from qdqtune.qdq._quantization_planner import SharedEncodings, Siblings
 from qdqtune.records._errors import UsageError
@@ -61,16 +62,6 @@ class _Operands:
     bias: Edge | None
 
 
-@dataclass(frozen=True)
-class _KnownEncodings:
-    """Encodings that were computed once; weights are also known as widened for a bias."""
-
-    activations: dict[tuple[TensorFormat, tuple[str, ...]], Encoding] = field(default_factory=dict)
-    weights: dict[tuple[str, int | None], Encoding] = field(default_factory=dict)
-    fitted: dict[tuple[object, ...], Encoding] = field(default_factory=dict)
-    biases: dict[tuple[object, ...], Encoding] = field(default_factory=dict)
-
-
 class Encoder:
     """Finds encodings for the edges of a placement; what it computed once it remembers.
 
@@ -100,13 +91,15 @@ class Encoder:
         self._shared = SharedEncodings(index, dialect)
         self._operands: dict[str, _Operands] = {}
         self._roles: dict[Edge, Role] = {}
-        self._known = _KnownEncodings()
+        # Encodings that were computed once, and those among them that ranges don't matter to.
+        self._activations: dict[tuple[object, ...], Encoding] = {}
+        self._constants: dict[tuple[object, ...], Encoding] = {}
 
     def with_ranges(self, ranges: Ranges) -> Encoder:
         """Another one, with other ranges; what doesn't depend on them is shared."""
         other = copy.copy(self)
         other.ranges = ranges
-        other._known = replace(self._known, activations={})
+        other._activations = {}
         return other
 
     def digest(self) -> str:
@@ -182,10 +175,10 @@ class Encoder:
                     "the bias.",
                 )
         data, weight = self._data(operands, siblings), self._weight(operands, siblings)
-        key = (edge.tensor, data.key, weight.key)
-        if key not in self._known.biases:
-            self._known.biases[key] = encode_bias(self._values(edge.tensor), data, weight)
-        return self._known.biases[key]
+        key = ("bias", edge.tensor, data.key, weight.key)
+        if key not in self._constants:
+            self._constants[key] = encode_bias(self._values(edge.tensor), data, weight)
+        return self._constants[key]
 
     def _data(self, operands: _Operands, siblings: Siblings) -> Encoding:
         tensor = operands.data.tensor
@@ -206,14 +199,17 @@ class Encoder:
     def _together(self, tensors: tuple[str, ...], layout: TensorFormat) -> Encoding:
         """The one encoding of tensors: what came with the model if that is the same for all."""
         key = (layout, tensors)
-        if key not in self._known.activations:
-            given = [self._given_activation(tensor, layout) for tensor in tensors]
+        if key not in self._activations:
+            given = [
+                given_activation(self.given.get(name), layout, self._precision(name))
+                for name in tensors
+            ]
             first = given[0]
             if first is None or any(each is None or each.key != first.key for each in given):
                 lows, highs = zip(*map(self._span, tensors, given), strict=True)
                 first = encode_range(min(lows), max(highs), layout, self._precision(tensors[0]))
-            self._known.activations[key] = first
-        return self._known.activations[key]
+            self._activations[key] = first
+        return self._activations[key]
 
     def _span(self, tensor: str, given: Encoding | None) -> tuple[float, float]:
         """The range of a tensor's values: what came with the model goes before what was seen."""
@@ -229,10 +225,6 @@ class Encoder:
             )
         return self.ranges.by_tensor[tensor]
 
-    def _given_activation(self, tensor: str, layout: TensorFormat) -> Encoding | None:
-        given = self.given.get(tensor)
-        return None if given is None else given_activation(given, layout, self._precision(tensor))
-
     def _constant(self, tensor: str) -> Encoding:
         return self._together((tensor,), self.format.activation)
 
@@ -240,32 +232,23 @@ class Encoder:
         name = operands.weight.tensor
         if not self.index.is_constant(name):
             return self._activation(name, siblings)
-        key = (name, operands.axis)
-        if key not in self._known.weights:
-            self._known.weights[key] = self._new_weight(name, operands.axis)
-        encoding, bias = self._known.weights[key], operands.bias
+        key = ("weight", name, operands.axis)
+        if key not in self._constants:
+            self._constants[key] = self._new_weight(name, operands.axis)
+        encoding, bias = self._constants[key], operands.bias
         if bias is None or bias not in siblings.wanted:
             return encoding
-        return self._fit(encoding, name, bias.tensor, self._data(operands, siblings))
+        data = self._data(operands, siblings)
+        key = ("weight for a bias", name, bias.tensor, operands.axis, data.key)
+        if key not in self._constants:
+            precision = self._precision(name)
+            self._constants[key] = fit_bias(encoding, self._values(bias.tensor), data, precision)
+        return self._constants[key]
 
     def _new_weight(self, name: str, axis: int | None) -> Encoding:
-        values, layout, given = self._values(name), self.format.weight, self.given.get(name)
-        kept = given_weight(given, values, axis, layout) if given is not None else None
-        if kept is not None:
-            return kept
-        return encode_weight(values, layout, axis, precision=self._precision(name))
-
-    def _fit(self, encoding: Encoding, weight: str, bias: str, data: Encoding) -> Encoding:
-        """The weight's encoding, coarser where the bias would not fit into int32 otherwise."""
-        key = (weight, bias, encoding.axis, data.key)
-        if key not in self._known.fitted:
-            least = least_weight_scale(self._values(bias), data)
-            if (encoding.scale < least).any():
-                least = least if encoding.axis is not None else least.max()
-                coarser = np.maximum(encoding.scale, least).astype(self._precision(weight).numpy())
-                encoding = replace(encoding, scale=coarser.astype(np.float32))
-            self._known.fitted[key] = encoding
-        return self._known.fitted[key]
+        values, layout = self._values(name), self.format.weight
+        kept = given_weight(self.given.get(name), values, axis, layout)
+        return kept or encode_weight(values, layout, axis, self._precision(name))
 
     def _operands_of(self, name: str) -> _Operands:
         if name not in self._operands:

@@ -1,8 +1,11 @@
-"""How real numbers become few bits: scales and zero points, and the arithmetic on them."""
+"""How real numbers become few bits: scales and zero points, and the arithmetic on them.
+
+Encodings are computed from ranges and values, or come from a Q/DQ model.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +19,13 @@ Array = npt.NDArray[Any]
 
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 _INT32_MAX = 2**31 - 1
+_WHOLE = 127  # steps to each side in eight bits
+# Element types that hold the same steps, and the value in their middle.
+_CENTER = {ir.DataType.INT8: 0, ir.DataType.UINT8: 128}
+_WITH_RANGE = (
+    ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16,
+    ir.DataType.FLOAT8E4M3FN,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -99,7 +109,6 @@ def encode_weight(
     weight: Array,
     layout: TensorFormat,
     axis: int | None,
-    least_scale: Array | None = None,
     precision: ir.DataType = ir.DataType.FLOAT,
 ) -> Encoding:
     """Scales for a constant tensor, one per channel along `axis`, or one in all for None.
@@ -108,12 +117,9 @@ def encode_weight(
         weight: The values.
         layout: A symmetric format.
         axis: The channel axis.
-        least_scale: A lower bound per channel (see `least_weight_scale`).
         precision: The float type in which the scale will be written.
     """
     scale = _peaks(weight, axis).astype(np.float64) / (layout.high - layout.center)
-    if least_scale is not None:
-        scale = np.maximum(scale, least_scale)
     return _encoding(scale, layout.center, layout, axis, precision)
 
 
@@ -125,14 +131,24 @@ def encode_bias(bias: Array, data: Encoding, weight: Encoding) -> Encoding:
     return Encoding(ir.DataType.INT32, scale, zero_point, -_INT32_MAX, _INT32_MAX, axis)
 
 
-def least_weight_scale(bias: Array, data: Encoding) -> Array:
-    """The smallest weight scale per channel with which the bias still fits into int32.
+def fit_bias(weight: Encoding, bias: Array, data: Encoding, precision: ir.DataType) -> Encoding:
+    """The encoding of a weight, coarser where the bias would not fit into int32 otherwise.
 
     A dead channel has weights near zero and an ordinary bias; on the scale of its own weights
     that bias would overflow.
+
+    Args:
+        weight: The weight's own encoding.
+        bias: The values of the bias.
+        data: The encoding of the input.
+        precision: The float type in which the scale will be written.
     """
     magnitude = np.abs(bias.astype(np.float64)).reshape(-1)
-    return np.asarray(magnitude / (float(data.scale) * (_INT32_MAX // 2)))
+    least = magnitude / (float(data.scale) * (_INT32_MAX // 2))
+    if not (weight.scale < least).any():
+        return weight
+    coarser = np.maximum(weight.scale, least if weight.axis is not None else least.max())
+    return replace(weight, scale=coarser.astype(precision.numpy()).astype(np.float32))
 
 
 def quantize(values: Array, encoding: Encoding) -> Array:
@@ -195,3 +211,128 @@ def _along_axis(vector: Array, rank: int, axis: int | None) -> Array:
     shape = [1] * rank
     shape[axis] = -1
     return vector.reshape(shape)
+
+
+@dataclass(frozen=True)
+class ReadEncoding:
+    """Scale and zero point of a tensor as found in a file.
+
+    Attributes:
+        dtype: Element type of the quantized tensor.
+        scale: A scalar or a vector along `axis`.
+        zero_point: Same shape, or None if the file leaves it out.
+        axis: The node's axis attribute; meaningful if `scale` is a vector.
+    """
+
+    dtype: ir.DataType | None
+    scale: Array
+    zero_point: Array | None
+    axis: int
+
+
+def wider(one: ReadEncoding, other: ReadEncoding) -> ReadEncoding:
+    """Of two encodings of a tensor, for different readers of it, the one with larger steps."""
+    return other if other.scale.max(initial=0) > one.scale.max(initial=0) else one
+
+
+def tells_range(given: ReadEncoding) -> bool:
+    """Whether a range of values follows from an encoding: not from an int32 bias's, for example."""
+    return given.dtype in _WITH_RANGE and _is_sound(given)
+
+
+def _is_sound(given: ReadEncoding) -> bool:
+    """Whether the scales are such that one can divide by them."""
+    sound = np.isfinite(given.scale) & (given.scale > 0)
+    return bool(given.scale.size) and bool(sound.all())
+
+
+def is_kept(given: ReadEncoding, layout: TensorFormat) -> bool:
+    """Whether the format keeps the very scale of an activation."""
+    if not tells_range(given) or given.scale.size != 1:
+        return False
+    return _moved(int(_zero_points(given).reshape(-1)[0]), given.dtype, layout) is not None
+
+
+def given_activation(
+    given: ReadEncoding | None, layout: TensorFormat, precision: ir.DataType
+) -> Encoding | None:
+    """The encoding of an activation in a format; None if the file's tells nothing about it.
+
+    Args:
+        given: What the file says, if anything.
+        layout: The format to write.
+        precision: The float type in which the scale will be written.
+    """
+    if given is None or not tells_range(given):
+        return None
+    zero_point = _zero_points(given)
+    if given.scale.size == 1:
+        moved = _moved(int(zero_point.reshape(-1)[0]), given.dtype, layout)
+        if moved is not None:
+            scale = given.scale.reshape(()).astype(precision.numpy()).astype(np.float32)
+            zero_point = np.array(moved).astype(layout.dtype.numpy())
+            return Encoding(layout.dtype, scale, zero_point, layout.low, layout.high)
+    low, high = _range(given, zero_point)
+    return encode_range(low, high, layout, precision)
+
+
+def given_weight(
+    given: ReadEncoding | None, weight: Array, axis: int | None, layout: TensorFormat
+) -> Encoding | None:
+    """The encoding of a weight in a format; None if the file's scales don't fit the format.
+
+    Values beyond the file's scales saturate, as they do in the file: scales that were learned may
+    cut off the largest weights.
+
+    Args:
+        given: What the file says, if anything.
+        weight: The values.
+        axis: The axis along which the dialect takes scales; None for one scale.
+        layout: The format to write.
+    """
+    if given is None or given.dtype not in _CENTER or not _is_sound(given):
+        return None
+    vector = given.scale.size > 1
+    if vector and given.axis % weight.ndim != axis:
+        return None
+    if layout.dtype not in _CENTER or (_zero_points(given) != _CENTER[given.dtype]).any():
+        return None
+    scale = given.scale.reshape(-1 if vector else ()).astype(np.float32)
+    steps = layout.high - layout.center
+    low = layout.low
+    if steps == _WHOLE:
+        low = layout.center - 128  # a step that our own encodings leave out, and the file may use
+    elif _most_steps(weight, scale, axis) > steps + 0.5:
+        scale = scale * np.float32(_WHOLE / steps)
+    zero_points = np.full(scale.shape, layout.center).astype(layout.dtype.numpy())
+    return Encoding(layout.dtype, scale, zero_points, low, layout.high, axis if vector else None)
+
+
+def _most_steps(weight: Array, scale: Array, axis: int | None) -> float:
+    """How far from zero the weight's quantized values go."""
+    if scale.ndim:
+        weight = np.moveaxis(weight, axis or 0, -1)
+    return float(np.abs(weight.astype(np.float32) / scale).max(initial=0.0))
+
+
+def _moved(zero_point: int, dtype: ir.DataType | None, layout: TensorFormat) -> int | None:
+    """The zero point in the format that leaves every step where it is; None if there is none."""
+    if dtype == layout.dtype == ir.DataType.FLOAT8E4M3FN:
+        return zero_point
+    if dtype not in _CENTER or layout.dtype not in _CENTER:
+        return None
+    moved = zero_point - _CENTER[dtype] + _CENTER[layout.dtype]
+    return moved if not layout.symmetric or moved == layout.center else None
+
+
+def _zero_points(given: ReadEncoding) -> Array:
+    if given.zero_point is None or not given.zero_point.size:
+        return np.zeros(given.scale.shape, np.int64)
+    return given.zero_point.astype(np.int64)
+
+
+def _range(given: ReadEncoding, zero_point: Array) -> tuple[float, float]:
+    assert given.dtype is not None
+    low, high = float(given.dtype.min), float(given.dtype.max)
+    scale = given.scale.astype(np.float64)
+    return float(((low - zero_point) * scale).min()), float(((high - zero_point) * scale).max())

@@ -18,14 +18,13 @@ from onnx.helper import make_attribute, make_node
 
 from qdqtune._version import __version__
 from qdqtune.graph._fingerprint import tensor_digest
-from qdqtune.graph._index import GraphIndex, value_names
+from qdqtune.graph._index import value_names
 from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE
 from qdqtune.graph._prepared_model import PreparedModel, constant_part, node_part
 from qdqtune.graph._weights import values_of
 from qdqtune.qdq._dialect import Dialect
 from qdqtune.qdq._encoder import Encoder, Pair
-from qdqtune.qdq._encoding import quantize
-from qdqtune.qdq._existing_scales import ReadEncoding
+from qdqtune.qdq._encoding import ReadEncoding, quantize
 from qdqtune.records._errors import UsageError
 from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import Ranges
@@ -109,7 +108,7 @@ class Inserter:
         Raises:
             UsageError: If the placement is not one of this model.
         """
-        rewiring = _Rewiring(self.index)
+        rewiring = _Rewiring(self.base)
         before: list[_SerializedPair] = []
         behind: dict[str, list[_SerializedPair]] = defaultdict(list)
         for pair in self.encoder.pairs(self.index.effective(placement)):
@@ -124,7 +123,7 @@ class Inserter:
         constants += (serialized.constants for group in behind.values() for serialized in group)
         nodes = [serialized.nodes for serialized in before]
         for position, outputs in enumerate(self._outputs):
-            nodes.append(rewiring.apply(position, self.base))
+            nodes.append(rewiring.node(position))
             for tensor in outputs:
                 nodes += (
                     rewiring.feed(tensor, serialized) for serialized in behind.get(tensor, ())
@@ -193,12 +192,12 @@ class _SerializedPair:
 
 
 class _Rewiring:
-    """Which inputs of which nodes read something else in one candidate."""
+    """The nodes of one candidate that read something else than in the base."""
 
-    def __init__(self, index: GraphIndex) -> None:
-        self._index = index
-        self._inputs: dict[int, dict[int, str]] = defaultdict(dict)
-        self._outputs: dict[int, dict[str, str]] = defaultdict(dict)
+    def __init__(self, base: PreparedModel) -> None:
+        self._base = base
+        self._index = base.index
+        self._copies: dict[int, onnx.NodeProto] = {}
         self._renamed: dict[str, str] = {}
         self._read_quantized: dict[str, int] = defaultdict(int)
 
@@ -207,9 +206,16 @@ class _Rewiring:
             self._read_quantized[pair.tensor] += len(pair.edges)
         for edge in pair.edges:
             if edge.node:
-                self._inputs[self._index.position[edge.node]][edge.position] = serialized.output
+                self._copy(edge.node).input[edge.position] = serialized.output
         if any(not edge.node for edge in pair.edges):
             self._quantize_graph_output(pair, serialized)
+
+    def _copy(self, name: str) -> onnx.NodeProto:
+        """A copy of a node that may be changed."""
+        position = self._index.position[name]
+        if position not in self._copies:
+            self._copies[position] = _copied(self._base.nodes[position])
+        return self._copies[position]
 
     def _quantize_graph_output(self, pair: Pair, serialized: _SerializedPair) -> None:
         """The graph's output keeps its name, so the producer's output gets another one."""
@@ -224,11 +230,12 @@ class _Rewiring:
         plain = serialized.output.removesuffix("_dequantized") + "_unquantized"
         self._renamed[tensor] = plain
         self._renamed[serialized.output] = tensor
-        self._outputs[self._index.position[producer.name or ""]][tensor] = plain
+        outputs = self._copy(producer.name or "").output
+        outputs[list(outputs).index(tensor)] = plain
         for edge in self._index.readers(tensor):
             if edge.node:
-                inputs = self._inputs[self._index.position[edge.node]]
-                inputs[edge.position] = tensor if edge in pair.edges else plain
+                read = tensor if edge in pair.edges else plain
+                self._copy(edge.node).input[edge.position] = read
 
     def still_read(self, constant: str) -> bool:
         """Whether anybody still reads the float values of a constant."""
@@ -238,30 +245,25 @@ class _Rewiring:
         stays = len(self._index.readers(constant)) > quantized
         return stays or self._index.read_by_body(constant)
 
-    def apply(self, position: int, base: PreparedModel) -> bytes:
+    def node(self, position: int) -> bytes:
         """A node of the base, rewired."""
-        inputs, outputs = self._inputs.get(position), self._outputs.get(position)
-        if not inputs and not outputs:
-            return base.node_parts[position]
-        copy = onnx.NodeProto()
-        copy.CopyFrom(base.nodes[position])
-        for index, name in (inputs or {}).items():
-            copy.input[index] = name
-        if outputs:
-            for index, name in enumerate(copy.output):
-                copy.output[index] = outputs.get(name, name)
-        return node_part(copy)
+        copy = self._copies.get(position)
+        return self._base.node_parts[position] if copy is None else node_part(copy)
 
     def feed(self, tensor: str, serialized: _SerializedPair) -> bytes:
         """The pair's nodes, renamed if its tensor is a graph output."""
         if tensor not in self._renamed:
             return serialized.nodes
-        first, last = onnx.NodeProto(), onnx.NodeProto()
-        first.CopyFrom(serialized.protos[0])
-        last.CopyFrom(serialized.protos[-1])
+        first, last = _copied(serialized.protos[0]), _copied(serialized.protos[-1])
         first.input[0] = self._renamed[tensor]
         last.output[0] = self._renamed[last.output[0]]
         return node_part(first) + node_part(last)
+
+
+def _copied(node: onnx.NodeProto) -> onnx.NodeProto:
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    return copy
 
 
 def _node(op_type: str, source: str, prefix: str, result: str, axis: int | None) -> onnx.NodeProto:

@@ -15,8 +15,7 @@ from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE, is_op, is_standard
 from qdqtune.graph._opset import least_opset, raise_opset
 from qdqtune.graph._precision import convert_precision
-from qdqtune.qdq._existing_scales import ReadResult
-from qdqtune.qdq._read_back import strip
+from qdqtune.qdq._read_back import ReadResult, strip
 from qdqtune.records._errors import ModelError
 from qdqtune.records._precision import Precision
 

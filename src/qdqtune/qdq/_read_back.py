@@ -1,23 +1,21 @@
-"""Reading a Q/DQ model back: its placement, its encodings, and the float model inside it."""
+"""Reading a Q/DQ model back: its placement, its encodings, and the float model inside it.
+
+What the file only implies is restored: weights may lie behind a Transpose or Cast, and a saturating
+Q may stand for an activation.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from qdqtune.graph._editing import add_constant
 from qdqtune.graph._index import FreeNames, value_names
-from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE, input_at, is_op
-from qdqtune.qdq._encoding import dequantize
-from qdqtune.qdq._existing_scales import ReadEncoding, ReadResult, wider
-from qdqtune.qdq._float_restoration import (
-    propagate,
-    propagates_weight,
-    put_back,
-    stands_for_activation,
-)
+from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE, WEIGHTED_OPS, input_at, is_op
+from qdqtune.qdq._encoding import ReadEncoding, dequantize, wider
 from qdqtune.qdq._insert import COPY_OF
 from qdqtune.records._errors import ModelError
 from qdqtune.records._placement import Edge, Placement
@@ -27,6 +25,29 @@ _QUANTIZED_SUFFIX = "_quantized"
 _NARROW_BOUNDS = ((-127, 127), (-128, 127), (1, 255), (0, 255))
 # Each change of an input copies all inputs of its node; no model has nodes of nearly so many.
 _MOST_INPUTS = 10_000
+# Ops whose results have both signs, and behind which an activation can have stood.
+_SIGNED_OPS = WEIGHTED_OPS | {"Add", "BatchNormalization", "Mul", "Sub"}
+# The one upper bound that is common enough to be told from a calibrated maximum.
+_SIX = 6.0
+
+
+@dataclass
+class ReadResult:
+    """What was found in a Q/DQ model, by the names of the float model inside it.
+
+    Attributes:
+        placement: Every edge that sees a quantized value, and every tensor whose readers all do.
+        encodings: Encoding by tensor name; the coarsest where readers have different ones.
+        pairs: How many DequantizeLinear nodes were understood.
+        left: How many Q and DQ nodes were not: scales per block, integer ops between them, bodies.
+        rounded: How many weights have the values that quantized ones stand for.
+    """
+
+    placement: Placement = field(default_factory=Placement)
+    encodings: dict[str, ReadEncoding] = field(default_factory=dict)
+    pairs: int = 0
+    left: int = 0
+    rounded: int = 0
 
 
 def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
@@ -108,10 +129,10 @@ class _Stripper:
 
     def _activated(self, value: ir.Value, encoding: ReadEncoding) -> ir.Value:
         """The value, or the result of the activation that the Q behind it stood for."""
-        if not stands_for_activation(value, encoding):
+        if not _stands_for_activation(value, encoding):
             return value
         if value not in self._activations:
-            self._activations[value] = put_back(value, encoding, self._names)
+            self._activations[value] = _put_back(value, encoding, self._names)
         return self._activations[value]
 
     def _hand_over(self, dequantized: ir.Value, origin: ir.Value) -> None:
@@ -193,11 +214,11 @@ class _Stripper:
             for user, position in tuple(origin.uses()):
                 edge = (origin, user.name or "", position)
                 is_propagated = (
-                    propagates_weight(user, self._graph) and user.outputs[0] not in quantized
+                    _propagates_weight(user, self._graph) and user.outputs[0] not in quantized
                 )
                 if not is_propagated or edge not in self._edges:
                     continue
-                tensor, propagated = propagate(origin.const_value, encoding, user)
+                tensor, propagated = _propagate(origin.const_value, encoding, user)
                 output = user.outputs[0]
                 name, readers = output.name or "", tuple(output.uses())
                 output.name = f"{name}_carried"
@@ -341,3 +362,68 @@ def _original_name(node: ir.Node, stored: ir.Value) -> str:
     if name.endswith(_QUANTIZED_SUFFIX):
         return name[: -len(_QUANTIZED_SUFFIX)]
     return node.outputs[0].name or name
+
+
+def _propagates_weight(user: ir.Node, graph: ir.Graph) -> bool:
+    """Whether a reader of a constant only hands it on in another form."""
+    if user.graph is not graph or not is_op(user, "Transpose", "Cast", "Identity"):
+        return False
+    return bool(user.outputs[0].uses()) and not user.outputs[0].is_graph_output()
+
+
+def _propagate(
+    constant: ir.TensorProtocol, encoding: ReadEncoding, user: ir.Node
+) -> tuple[ir.TensorProtocol, ReadEncoding]:
+    """What a carrier makes of a constant and of its encoding; values are computed when read."""
+    dims, dtype = list(constant.shape.numpy()), constant.dtype
+    if is_op(user, "Transpose"):
+        order = list(user.attributes.get_ints("perm", range(len(dims))[::-1]))
+        if encoding.scale.size > 1:
+            encoding = replace(encoding, axis=order.index(encoding.axis % len(dims)))
+        dims = [dims[axis] for axis in order]
+    else:
+        order = list(range(len(dims)))
+        dtype = ir.DataType(user.attributes.get_int("to", dtype))
+
+    def make() -> ir.TensorProtocol:
+        return ir.Tensor(constant.numpy().transpose(order).astype(dtype.numpy(), copy=False), dtype)
+
+    return ir.LazyTensor(make, dtype, ir.Shape(dims), name=user.outputs[0].name), encoding
+
+
+def _stands_for_activation(value: ir.Value, encoding: ReadEncoding) -> bool:
+    """Whether a Q cuts off negative values that its input can have."""
+    dtype = encoding.dtype
+    if dtype not in (ir.DataType.UINT8, ir.DataType.INT8):
+        return False
+    if dtype is None or not is_op(value.producer(), *_SIGNED_OPS):
+        return False
+    point = np.zeros(1) if encoding.zero_point is None else encoding.zero_point
+    return bool((point == dtype.min).all())
+
+
+def _put_back(value: ir.Value, encoding: ReadEncoding, names: FreeNames) -> ir.Value:
+    """Insert the activation behind a value: a Clip at six if that is where the Q saturates.
+
+    Args:
+        value: What the Q reads.
+        encoding: The Q's.
+        names: Generates names for new values.
+    """
+    producer, scale = value.producer(), float(encoding.scale.reshape(-1)[0])
+    assert producer is not None
+    graph = producer.graph
+    assert isinstance(graph, ir.Graph)
+    inputs = [value]
+    if abs(scale * 255 - _SIX) < 1e-3 * _SIX:
+        for bound, number in (("low", 0.0), ("high", _SIX)):
+            name = names.new(f"{value.name}_clip_{bound}")
+            tensor = ir.Tensor(np.array(number, encoding.scale.dtype), name=name)
+            inputs.append(add_constant(graph, name, tensor))
+    op_type = "Clip" if len(inputs) > 1 else "Relu"
+    node = ir.node(op_type, inputs, name=f"{producer.name}_{op_type}")
+    result = node.outputs[0]
+    result.name = names.new(f"{value.name}_{op_type.lower()}")
+    result.type, result.shape = value.type, value.shape
+    graph.insert_after(producer, node)
+    return result

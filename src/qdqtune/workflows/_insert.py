@@ -22,7 +22,7 @@ from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.graph._shapes import at_shapes
 from qdqtune.options import configured_to_file
 from qdqtune.qdq._dialect import Dialect
-from qdqtune.qdq._existing_scales import is_kept, tells_range
+from qdqtune.qdq._encoding import is_kept, tells_range
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._op_units import merge
 from qdqtune.qdq._selection import Selection, select_nodes, select_ops, select_tensors, translate

@@ -23,7 +23,7 @@ from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.graph._shapes import at_shapes
 from qdqtune.qdq._dialect import Dialect
-from qdqtune.qdq._existing_scales import ReadEncoding
+from qdqtune.qdq._encoding import ReadEncoding
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.records._placement import Placement

@@ -42,8 +42,7 @@ from qdqtune.graph._measured_shapes import check_runs, measured_shapes, with_siz
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.graph._shapes import at_shapes, infer_shapes
 from qdqtune.qdq._dialect import QuantFormat
-from qdqtune.qdq._encoding import TensorFormat
-from qdqtune.qdq._existing_scales import tells_range
+from qdqtune.qdq._encoding import TensorFormat, tells_range
 from qdqtune.records._errors import UsageError
 from qdqtune.records._inputs import InputRequest, ShapesOrRequest, shape_text
 from qdqtune.records._measurement import EngineInfo

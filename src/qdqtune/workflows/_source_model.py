@@ -17,8 +17,9 @@ from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import DEQUANTIZE, HALF_TYPES, WEIGHTED_OPS, is_op
 from qdqtune.graph._optimizing import optimize_graph
 from qdqtune.graph._precision import convert_precision
-from qdqtune.qdq._existing_scales import ReadEncoding, ReadResult
+from qdqtune.qdq._encoding import ReadEncoding
 from qdqtune.qdq._preprocess import Preparation, has_qdq, make_float
+from qdqtune.qdq._read_back import ReadResult
 from qdqtune.records._errors import UsageError
 from qdqtune.records._placement import Placement
 from qdqtune.records._precision import Precision

@@ -17,8 +17,8 @@ from qdqtune.graph._input_shapes import resolve_shapes
 from qdqtune.graph._opset import raise_opset
 from qdqtune.options import configured_to_file
 from qdqtune.qdq import _read_back as read_back
-from qdqtune.qdq._existing_scales import ReadResult
 from qdqtune.qdq._preprocess import refuse_integer_ops
+from qdqtune.qdq._read_back import ReadResult
 from qdqtune.records._errors import ModelError
 from qdqtune.records._inputs import InputRequest
 from qdqtune.records._quantization import StripReport
