@@ -31,7 +31,7 @@ from qdqtune.graph._files import load_model, save_model
 from qdqtune.graph._folding import fold
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.qdq._insert import Inserter
-from qdqtune.qdq._selection import select_ops
+from qdqtune.qdq._quantization_planner import select_ops
 from qdqtune.records._inputs import InputRequest
 from qdqtune.records._measurement import Comparison
 from qdqtune.records._ranges import CalibrationSource

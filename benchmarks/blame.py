@@ -17,7 +17,7 @@ from qdqtune.engines._reference_engine import AS_WRITTEN
 from qdqtune.engines._worker import Worker
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.qdq._insert import Inserter
-from qdqtune.qdq._selection import select_nodes
+from qdqtune.qdq._quantization_planner import select_nodes
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.records._placement import Edge, Placement
 from qdqtune.workflows._source_model import Source, open_source

@@ -34,16 +34,16 @@ from onnxruntime.quantization import (
 from benchmarks import results
 from benchmarks.against_quantize_static import WEIGHTED, SampleReader
 from qdqtune import zoo
+from qdqtune.calibration._instrumentation import collect_statistics, watched_tensors
 from qdqtune.calibration._random_inputs import Feeds, random_inputs
 from qdqtune.calibration._ranges import FOLDER
-from qdqtune.calibration._tensor_statistics import collect_statistics, watched_tensors
 from qdqtune.engines._native_dialect import native_dialect
 from qdqtune.engines._worker import Worker
 from qdqtune.graph._files import load_model
 from qdqtune.graph._folding import fold
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._prepared_model import PreparedModel
-from qdqtune.qdq._selection import select_ops
+from qdqtune.qdq._quantization_planner import select_ops
 from qdqtune.records._ranges import RangeMethod
 from qdqtune.workflows._insert import insert
 

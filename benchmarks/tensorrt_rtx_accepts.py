@@ -34,7 +34,7 @@ from qdqtune.graph._op_classes import WEIGHTED_OPS
 from qdqtune.graph._opset import raise_opset
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.qdq._insert import Inserter
-from qdqtune.qdq._selection import Selection, select_ops
+from qdqtune.qdq._quantization_planner import Selection, select_ops
 from qdqtune.qdq.dialects import TENSORRT
 from qdqtune.records._ranges import CalibrationSource
 

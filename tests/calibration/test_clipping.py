@@ -11,14 +11,14 @@ import onnx_ir as ir
 import psutil
 import pytest
 
-from qdqtune.calibration._random_inputs import random_inputs
-from qdqtune.calibration._ranges import ranges_by_way
-from qdqtune.calibration._tensor_statistics import (
+from qdqtune.calibration._instrumentation import (
     TensorStatistics,
     collect_statistics,
     even_step,
     watched_tensors,
 )
+from qdqtune.calibration._random_inputs import random_inputs
+from qdqtune.calibration._ranges import ranges_by_way
 from qdqtune.engines._worker import Worker
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.graph._shapes import infer_shapes

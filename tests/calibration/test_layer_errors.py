@@ -14,8 +14,7 @@ import pytest
 
 from qdqtune import zoo
 from qdqtune._command_configs import InsertConfig
-from qdqtune.calibration._layer_errors import op_errors, own_errors
-from qdqtune.calibration._layer_errors_model import Wiring
+from qdqtune.calibration._layer_errors import Wiring, op_errors, own_errors
 from qdqtune.calibration._layer_errors_pairs import Pairing
 from qdqtune.calibration._random_inputs import random_inputs
 from qdqtune.calibration._ranges import collect_ranges

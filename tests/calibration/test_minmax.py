@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from qdqtune import zoo
+from qdqtune.calibration._instrumentation import watched_tensors
 from qdqtune.calibration._output_error import SignalToNoise
 from qdqtune.calibration._random_inputs import random_inputs
 from qdqtune.calibration._ranges import collect_ranges
-from qdqtune.calibration._tensor_statistics import watched_tensors
 from qdqtune.engines._worker import Worker
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.graph._shapes import infer_shapes

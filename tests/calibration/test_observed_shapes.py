@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from qdqtune.calibration._tensor_capture import observe_shapes, unknown_tensors
+from qdqtune.calibration._instrumentation import observe_shapes, unknown_tensors
 from qdqtune.engines._worker import Worker
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.graph._shapes import at_shapes

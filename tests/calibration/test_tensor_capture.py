@@ -10,8 +10,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qdqtune.calibration import _tensor_capture as tensor_capture
-from qdqtune.calibration._tensor_capture import capture_tensors
+from qdqtune.calibration import _instrumentation as tensor_capture
+from qdqtune.calibration._instrumentation import capture_tensors
 from qdqtune.engines._worker import Worker
 from qdqtune.graph._prepared_model import PreparedModel
 from tests.conftest import model_from_text

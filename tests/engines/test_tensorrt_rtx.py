@@ -27,7 +27,7 @@ from qdqtune.engines._worker import Worker
 from qdqtune.engines.tensorrt._layers import Layer, LayerTensor, parse_layers
 from qdqtune.graph._index import GraphIndex, name_nodes
 from qdqtune.graph._shapes import infer_shapes
-from qdqtune.qdq._selection import select_ops
+from qdqtune.qdq._quantization_planner import select_ops
 from qdqtune.qdq.dialects import TENSORRT, TENSORRT_8
 from qdqtune.records._errors import EngineError, UsageError
 

@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 
 from qdqtune import zoo
-from qdqtune.calibration._tensor_capture import capture_tensors
+from qdqtune.calibration._instrumentation import capture_tensors
 from qdqtune.engines._worker import Worker
 from qdqtune.graph._input_shapes import dims_of
 from qdqtune.graph._prepared_model import PreparedModel, extract

@@ -18,7 +18,7 @@ from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import WEIGHTED_OPS, is_op
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.qdq._insert import Inserter
-from qdqtune.qdq._selection import select_ops
+from qdqtune.qdq._quantization_planner import select_ops
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.records._errors import ModelError
 from qdqtune.records._ranges import CalibrationSource, Ranges

@@ -16,7 +16,7 @@ from qdqtune.graph._shapes import infer_shapes
 from qdqtune.qdq._dialect import Dialect
 from qdqtune.qdq._encoding import quantize
 from qdqtune.qdq._insert import Inserter
-from qdqtune.qdq._selection import select_ops
+from qdqtune.qdq._quantization_planner import select_ops
 from qdqtune.qdq.dialects import DIALECTS
 from qdqtune.records._ranges import Ranges
 from tests.conftest import model_from_text

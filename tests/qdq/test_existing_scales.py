@@ -19,8 +19,8 @@ from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.graph._shapes import infer_shapes
 from qdqtune.qdq._encoding import ReadEncoding, dequantize, given_activation, given_weight, quantize
 from qdqtune.qdq._insert import Inserter
+from qdqtune.qdq._quantization_planner import translate
 from qdqtune.qdq._read_back import read, strip
-from qdqtune.qdq._selection import translate
 from qdqtune.qdq.dialects import DIALECTS, ONNXRUNTIME, ONNXRUNTIME_NO_VNNI, TENSORRT, TENSORRT_8
 from qdqtune.records._ranges import Ranges
 from tests.conftest import model_from_text

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from qdqtune.graph._folding import fold
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.qdq._insert import Inserter
-from qdqtune.qdq._selection import select_ops
+from qdqtune.qdq._quantization_planner import select_ops
 from qdqtune.qdq.dialects import DIALECTS, dialect_named
 from qdqtune.records._errors import UsageError
 from qdqtune.records._placement import Placement

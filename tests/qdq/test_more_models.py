@@ -15,8 +15,8 @@ from qdqtune.graph._folding import fold
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._op_units import canonical
+from qdqtune.qdq._quantization_planner import select_ops, select_tensors
 from qdqtune.qdq._read_back import read, strip
-from qdqtune.qdq._selection import select_ops, select_tensors
 from qdqtune.qdq.dialects import DIALECTS
 from qdqtune.records._errors import UsageError
 from qdqtune.records._placement import Placement

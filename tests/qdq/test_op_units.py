@@ -10,7 +10,7 @@ import pytest
 from qdqtune.graph._folding import fold
 from qdqtune.graph._index import GraphIndex
 from qdqtune.qdq._op_units import canonical, close, unit
-from qdqtune.qdq._selection import select_nodes, select_ops, select_tensors
+from qdqtune.qdq._quantization_planner import select_nodes, select_ops, select_tensors
 from qdqtune.qdq.dialects import ONNXRUNTIME, TENSORRT
 from qdqtune.records._errors import UsageError
 from qdqtune.records._placement import Edge, Placement

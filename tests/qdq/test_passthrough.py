@@ -24,9 +24,8 @@ from qdqtune.qdq._encoder import Encoder
 from qdqtune.qdq._encoding import ReadEncoding
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._op_units import canonical
-from qdqtune.qdq._quantization_planner import QuantizationPlanner
+from qdqtune.qdq._quantization_planner import QuantizationPlanner, translate
 from qdqtune.qdq._read_back import read
-from qdqtune.qdq._selection import translate
 from qdqtune.qdq.dialects import DIALECTS, ONNXRUNTIME, OPENVINO
 from qdqtune.records._placement import Edge, Placement
 from qdqtune.records._ranges import CalibrationSource, Ranges

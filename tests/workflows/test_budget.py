@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 import pytest
 
+from qdqtune.calibration._instrumentation import TensorStatistics
 from qdqtune.calibration._output_error import Reference
-from qdqtune.calibration._tensor_statistics import TensorStatistics
 from qdqtune.engines._worker import Worker
 from qdqtune.records._tuning import TuneEvent, TuneResult
 from qdqtune.report._tuning import tune_text

@@ -18,7 +18,7 @@ from qdqtune.cli._flags import add_config
 from qdqtune.config import CalibrationConfig
 from qdqtune.engines._worker import Worker
 from qdqtune.graph._prepared_model import PreparedModel
-from qdqtune.qdq._selection import select_ops
+from qdqtune.qdq._quantization_planner import select_ops
 from qdqtune.qdq.dialects import ONNXRUNTIME, TENSORRT
 from qdqtune.records._errors import UsageError
 from qdqtune.records._inputs import InputRequest

@@ -6,7 +6,7 @@ How given arrays are cast and divided into samples for them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,19 +89,6 @@ def _advice(shape: Shape, dims: Sequence[int | None]) -> str:
     return "Prepare the data as the model gets it in use: same sizes, same order of axes."
 
 
-class Remarks:
-    """Says a thing once, however many samples it is true for."""
-
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-
-    def say(self, level: int, message: str) -> None:
-        """Log it if it was not said yet."""
-        if message not in self._said:
-            self._said.add(message)
-            _logger.log(level, "%s", message)
-
-
 def check_dtype(where: str, dtype: np.dtype[Any], expected: ExpectedInput) -> None:
     """Refuse element types that no values could make right.
 
@@ -119,8 +106,16 @@ def check_dtype(where: str, dtype: np.dtype[Any], expected: ExpectedInput) -> No
         )
 
 
-def conform(where: str, array: Array, expected: ExpectedInput, remarks: Remarks) -> Array:
+def conform(
+    where: str, array: Array, expected: ExpectedInput, warn: Callable[[str], None]
+) -> Array:
     """Give an array the element type that the model wants.
+
+    Args:
+        where: What holds it.
+        array: The array.
+        expected: What the model wants.
+        warn: Takes what is rarely meant.
 
     Raises:
         UsageError: If values would change, or are not finite.
@@ -135,7 +130,10 @@ def conform(where: str, array: Array, expected: ExpectedInput, remarks: Remarks)
     if array.dtype == wanted:
         return array
     if expected.dtype.is_floating_point():
-        return _to_float(where, array, expected, remarks)
+        if _is_integer(array.dtype) and array.dtype.kind != "b":
+            kind = array.dtype
+            warn(f"{expected.name}: {kind} values are used as they are: were they normalised?")
+        return _to_float(where, array, expected)
     return _to_integer(where, array, expected)
 
 
@@ -163,12 +161,7 @@ def _check_finite(where: str, array: Array, expected: ExpectedInput) -> None:
     )
 
 
-def _to_float(where: str, array: Array, expected: ExpectedInput, remarks: Remarks) -> Array:
-    if _is_integer(array.dtype) and array.dtype.kind != "b":
-        remarks.say(
-            logging.WARNING,
-            f"{expected.name}: {array.dtype} values are used as they are: were they normalised?",
-        )
+def _to_float(where: str, array: Array, expected: ExpectedInput) -> Array:
     with np.errstate(over="ignore"):
         cast = array.astype(_wanted(expected))
     if not np.isfinite(cast).all():

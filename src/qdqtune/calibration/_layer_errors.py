@@ -10,30 +10,53 @@ import contextlib
 import math
 import operator
 import uuid
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator
+from enum import Enum
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+from onnx.helper import make_opsetid, make_tensor_value_info
 
-from qdqtune.calibration._layer_errors_model import (
-    NUMBERS,
-    OUTPUT,
-    ComparingModel,
-    Wiring,
-    weights_name,
-)
-from qdqtune.calibration._layer_errors_pairs import Pairing, QuantizedOp
+from qdqtune.calibration._instrumentation import PackedOutput, Progress
+from qdqtune.calibration._layer_errors_pairs import Pairing, QuantizedOp, reads
 from qdqtune.calibration._random_inputs import Feeds
-from qdqtune.calibration._tensor_statistics import Progress
 from qdqtune.engines._reference_engine import AS_WRITTEN
 from qdqtune.engines._worker import OpenModel, Worker, WorkerFailure
+from qdqtune.graph._disk_errors import writing
 from qdqtune.graph._files import load_model
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._input_shapes import model_inputs
+from qdqtune.graph._weights import WeightStore
 from qdqtune.records._accuracy import OpError
 from qdqtune.records._errors import EngineError, ModelError
 
 Numbers = npt.NDArray[np.float64]
+
+_OUTPUT = "qdqtune_errors"
+
+# What comes of every pair: sums of the squares of the float tensor, of the difference and of the
+# other tensor, then the difference's largest magnitude, and the float tensor's extremes.
+_NUMBERS = 6
+
+# Beyond this a number is a mask, whose square no float32 holds.
+_LARGEST = 1e15
+
+_SMALL_BYTES = 1024
+
+# Before this version of the format, weights had to be listed among the inputs.
+_FREE_WEIGHTS_IR_VERSION = 4
+
+
+class Wiring(Enum):
+    """What the quantized ops read."""
+
+    #: Every op alone: what it reads comes from the float model, through its own Q and DQ.
+    OWN = "own"
+    #: The quantized model as it is: what went wrong before an op counts, too.
+    ACCUMULATED = "accumulated"
 
 
 def own_errors(
@@ -80,91 +103,282 @@ def op_errors(
     ops = pairing.ops if wiring is Wiring.OWN else pairing.ops_of_fixed_shape()
     if not ops:
         return {}
-    sums = {op.tensor: _Sums(op) for op in ops}
-    done = 0
+    sums = {op.tensor: np.zeros(_NUMBERS) for op in ops}
     total = operator.length_hint(samples) or None
-    model = ComparingModel(pairing, wiring, sums)
-    with contextlib.closing(_Session(worker, model, folder)) as session:
-        for feeds in samples:
-            try:
-                numbers = session.run(feeds)
-            except WorkerFailure as failure:
-                raise EngineError(
-                    "The two models don't run side by side, as they are written, on sample "
-                    f"{done}: {failure}",
-                    "Do both run alone? See `qdqtune bench FLOAT QUANT`.",
-                ) from None
-            for tensor, found in numbers.items():
-                sums[tensor].add(found)
-            done += 1
-            if progress is not None:
-                progress(done, total)
+    done = 0
+    try:
+        with contextlib.closing(_distances(worker, pairing, wiring, sums, samples, folder)) as runs:
+            for numbers in runs:
+                for tensor, found in numbers.items():
+                    sums[tensor][:3] += found[:3]
+                    # Of an empty tensor the largest value is minus infinite, and changes nothing.
+                    sums[tensor][3:] = np.fmax(sums[tensor][3:], found[3:] * (1, 1, -1))
+                done += 1
+                if progress is not None:
+                    progress(done, total)
+    except WorkerFailure as failure:
+        raise EngineError(
+            f"The two models don't run side by side, as they are written, on sample {done}: "
+            f"{failure}",
+            "Do both run alone? See `qdqtune bench FLOAT QUANT`.",
+        ) from None
     if not done:
         raise ModelError("There is nothing to run the models on.", "Give at least one sample.")
-    return {each.op.node.name or "": each.error() for each in sums.values()}
+    return {op.node.name or "": _op_error(op, sums[op.tensor]) for op in ops}
 
 
-class _Session:
-    """The comparing model at work; it is written and opened anew where a mask is met."""
+def _op_error(op: QuantizedOp, numbers: Numbers) -> OpError:
+    signal, noise, power, off, *extremes = numbers.tolist()
+    return OpError(
+        signal=signal,
+        noise=noise,
+        power=power,
+        max_error=off if math.isfinite(noise) else math.inf,
+        max_value=max(extremes),
+        node=op.node.name or "",
+        op_type=op.node.op_type,
+        tensor=op.tensor,
+        inputs=op.inputs,
+    )
 
-    def __init__(self, worker: Worker, model: ComparingModel, folder: Path) -> None:
-        self._worker = worker
-        self._model = model
-        self._path = folder / f"errors-{uuid.uuid4().hex}.onnx"
-        self._masked: set[str] = set()
-        self._order: list[str] = []
-        self._opened: OpenModel | None = None
 
-    def run(self, feeds: Feeds) -> dict[str, Numbers]:
-        """The numbers of one sample, by tensor."""
-        while True:
-            if self._opened is None:
-                self._order = self._model.write(self._path, self._masked)
-                self._opened = self._worker.open(self._path, AS_WRITTEN)
-            numbers = self._worker.run(self._opened, feeds)[OUTPUT].astype(np.float64)
-            found = dict(zip(self._order, numbers.reshape(-1, NUMBERS), strict=True))
-            strange = {name for name, each in found.items() if not np.isfinite(each[0])}
-            if strange <= self._masked:
-                return found
-            self._masked |= strange
-            self._worker.release(self._opened)
-            self._opened = None
+def _distances(
+    worker: Worker,
+    pairing: Pairing,
+    wiring: Wiring,
+    tensors: Collection[str],
+    samples: Iterable[Feeds],
+    folder: Path,
+) -> Iterator[dict[str, Numbers]]:
+    """Run the comparing model; it is written and opened anew where a mask is met.
 
-    def close(self) -> None:
-        """Close the model and remove its files."""
-        if self._opened is not None:
+    Yields:
+        The numbers of one sample, by tensor.
+    """
+    path = folder / f"errors-{uuid.uuid4().hex}.onnx"
+    masked: set[str] = set()
+    order: list[str] = []
+    opened: OpenModel | None = None
+    try:
+        for feeds in samples:
+            while True:
+                if opened is None:
+                    order = _ComparingModel(pairing, wiring, tensors, masked).write(path)
+                    opened = worker.open(path, AS_WRITTEN)
+                numbers = worker.run(opened, feeds)[_OUTPUT].astype(np.float64)
+                found = dict(zip(order, numbers.reshape(-1, _NUMBERS), strict=True))
+                strange = {name for name, each in found.items() if not np.isfinite(each[0])}
+                if strange <= masked:
+                    break
+                masked |= strange
+                worker.release(opened)
+                opened = None
+            yield found
+    finally:
+        if opened is not None:
             with contextlib.suppress(WorkerFailure):
-                self._worker.release(self._opened)
-        for name in (self._path.name, weights_name(self._path)):
-            self._path.with_name(name).unlink(missing_ok=True)
+                worker.release(opened)
+        for name in (path.name, _weights_name(path)):
+            path.with_name(name).unlink(missing_ok=True)
 
 
-@dataclass
-class _Sums:
-    """The numbers of an op, of all samples together."""
+class _ComparingModel(PackedOutput):
+    """A model that holds the float graph and the quantized one, and outputs their distances.
 
-    op: QuantizedOp
-    sums: Numbers = field(default_factory=lambda: np.zeros(3))
-    peaks: Numbers = field(default_factory=lambda: np.zeros(3))
+    Args:
+        pairing: The two models.
+        wiring: What the quantized ops read.
+        tensors: What to compare, by the names of the quantized model.
+        masked: Tensors of which huge values, as masks have them, are left out.
+    """
 
-    def add(self, numbers: Numbers) -> None:
-        """Take in one sample."""
-        self.sums += numbers[:3]
-        # Of an empty tensor the largest value is minus infinite, and changes nothing.
-        self.peaks = np.fmax(self.peaks, numbers[3:] * (1, 1, -1))
+    def __init__(
+        self,
+        pairing: Pairing,
+        wiring: Wiring,
+        tensors: Collection[str],
+        masked: Collection[str],
+    ) -> None:
+        super().__init__(_OUTPUT)
+        self._pairing = pairing
+        self._wiring = wiring
+        self._tensors = tensors
+        self._masked = masked
+        self._prefix = f"{_OUTPUT}/"
+        while any(name.startswith(self._prefix) for name in pairing.original.value):
+            self._prefix += "/"
+        self._read: set[str] = set()
+        for node in self._in_order():
+            if node.graph is pairing.original.model.graph:
+                self.nodes.append(ir.serde.serialize_node(node))
+                self._read.update(reads(node, pairing.original))
+                continue
+            self._add_quantized(node)
+            for value in node.outputs:
+                if value.name in tensors:
+                    self.want(value.name)
+        self.finish()
 
-    def error(self) -> OpError:
-        """The op's error."""
-        signal, noise, power = self.sums.tolist()
-        off, *extremes = self.peaks.tolist()
-        return OpError(
-            signal=signal,
-            noise=noise,
-            power=power,
-            max_error=off if math.isfinite(noise) else math.inf,
-            max_value=max(extremes),
-            node=self.op.node.name or "",
-            op_type=self.op.node.op_type,
-            tensor=self.op.tensor,
-            inputs=self.op.inputs,
+    def reduce(self, tensor: str, label: str) -> list[str]:
+        """The `NUMBERS` of a pair."""
+        original, quantized = self._pairing.original, self._pairing.quantized
+        source = self._pairing.float_of[tensor]
+        before = self.flat(source, original.dtype(source), f"{label}_0")
+        after = self.flat(self._prefix + tensor, quantized.value[tensor].dtype, f"{label}_1")
+        if tensor in self._masked:
+            size = self.add("Abs", [before], f"{label}_size")
+            ordinary = self.add("Less", [size, self.constant(_LARGEST)], f"{label}_ordinary")
+            before, after = (
+                self.add("Where", [ordinary, each, self.constant(0.0)], f"{each}_ordinary")
+                for each in (before, after)
+            )
+        off = self.add("Sub", [after, before], f"{label}_difference")
+        off = self.add("Abs", [off], f"{label}_off")
+        reductions = (
+            ("ReduceSumSquare", before), ("ReduceSumSquare", off), ("ReduceSumSquare", after),
+            ("ReduceMax", off), ("ReduceMax", before), ("ReduceMin", before),
+        )  # fmt: skip
+        return [
+            self.add(op_type, [each], f"{label}_number{number}", keepdims=1)
+            for number, (op_type, each) in enumerate(reductions)
+        ]
+
+    def write(self, path: Path) -> list[str]:
+        """Write it; weights that don't lie beside it already are written to a file of its own.
+
+        Returns:
+            The tensors, in the order in which their numbers come out.
+        """
+        models = [self._pairing.original.model, self._pairing.quantized.model]
+        output = make_tensor_value_info(
+            _OUTPUT, onnx.TensorProto.FLOAT, [len(self.order) * _NUMBERS]
         )
+        graph = onnx.GraphProto(name=_OUTPUT, node=self.nodes, output=[output])
+        graph.input.extend(ir.to_proto(value) for value in model_inputs(models[0]))
+        store = WeightStore(path.parent, _weights_name(path))
+        for prefix, model in zip(("", self._prefix), models, strict=True):
+            for name, value in model.graph.initializers.items():
+                if prefix + name in self._read and value.const_value is not None:
+                    tensor = _reference(store, prefix + name, value.const_value)
+                    graph.initializer.append(tensor)
+        graph.initializer.extend(self.constants)
+        opsets = {
+            "" if domain == "ai.onnx" else domain: version
+            for model in models
+            for domain, version in model.opset_imports.items()
+        }
+        proto = onnx.ModelProto(
+            ir_version=max(_FREE_WEIGHTS_IR_VERSION, *(each.ir_version for each in models)),
+            opset_import=[make_opsetid(domain, version) for domain, version in opsets.items()],
+            graph=graph,
+        )
+        with writing(path):
+            path.write_bytes(proto.SerializeToString())
+        return self.order
+
+    def _in_order(self) -> Iterator[ir.Node]:
+        """The nodes that comparisons depend on, of both graphs.
+
+        One of the quantized graph follows what it reads or stands for.
+        """
+        pairing = self._pairing
+        needed = _ancestors(pairing.quantized, self._tensors, lambda name: bool(self._source(name)))
+        taken = {pairing.float_of[name] for name in self._tensors}
+        taken |= {self._source(name) for node in needed for name in reads(node, pairing.quantized)}
+        needed |= _ancestors(pairing.original, taken - {""})
+        rest = iter(pairing.original.nodes)
+        place = {
+            value.name: number
+            for number, node in enumerate(pairing.original.nodes)
+            for value in node.outputs
+        }
+        done = -1
+        for node in pairing.quantized.nodes:
+            if node not in needed:
+                continue
+            beside = [self._source(name) for name in reads(node, pairing.quantized)]
+            beside += (pairing.float_of.get(value.name or "", "") for value in node.outputs)
+            while done < max((place.get(name, -1) for name in beside), default=-1):
+                done += 1
+                before = next(rest)
+                if before in needed:
+                    yield before
+            yield node
+
+    def _source(self, tensor: str) -> str:
+        """What of the float graph stands in for a tensor of the quantized one; "" if nothing."""
+        pairing = self._pairing
+        is_computed = pairing.quantized.value[tensor].producer() is not None
+        if self._wiring is Wiring.ACCUMULATED and is_computed:
+            return ""
+        return pairing.float_of[tensor] if pairing.is_taken_over(tensor) else ""
+
+    def _add_quantized(self, node: ir.Node) -> None:
+        """Add a node of the quantized graph, behind Casts where it reads the float one."""
+        names: dict[str, str] = {}
+        for tensor in reads(node, self._pairing.quantized):
+            source = self._source(tensor)
+            there = self._pairing.original.dtype(source) if source else None
+            here = self._pairing.quantized.dtype(tensor)
+            if there is not None and here is not None and there != here:
+                cast = f"{self._prefix}/{node.name}/{tensor}"
+                source = self.add("Cast", [source], cast, to=here.value)
+            names[tensor] = source or self._prefix + tensor
+        self._read.update(names.values())
+        proto = ir.serde.serialize_node(node)
+        _rename(proto, self._prefix, names)
+        self.nodes.append(proto)
+
+
+def _weights_name(path: Path) -> str:
+    """How the file is called that has the weights of a model written to this path."""
+    return f"{path.name}.data"
+
+
+def _rename(node: onnx.NodeProto, prefix: str, names: dict[str, str]) -> None:
+    """Give everything in a node a prefix, or another name."""
+
+    def renamed(name: str) -> str:
+        return names.get(name, prefix + name) if name else ""
+
+    pending = [node]
+    while pending:
+        each = pending.pop()
+        each.name = prefix + each.name
+        each.input[:] = [renamed(name) for name in each.input]
+        each.output[:] = [prefix + name if name else "" for name in each.output]
+        for attribute in each.attribute:
+            for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                for value in (*body.input, *body.output, *body.initializer, *body.value_info):
+                    value.name = renamed(value.name)
+                pending += body.node
+
+
+def _ancestors(
+    index: GraphIndex, tensors: Iterable[str], ends: Callable[[str], bool] = lambda _: False
+) -> set[ir.Node]:
+    """The nodes that tensors depend on; what is before a tensor that is an end doesn't count."""
+    nodes: set[ir.Node] = set()
+    pending = [index.value[name].producer() for name in tensors]
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in nodes:
+            nodes.add(node)
+            names = (name for name in reads(node, index) if not ends(name))
+            pending += (index.value[name].producer() for name in names)
+    return nodes
+
+
+def _reference(store: WeightStore, name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
+    """A weight under another name; what lies in a file of the folder stays there."""
+    if isinstance(tensor, ir.ExternalTensor):
+        is_copied = Path(tensor.base_dir) != store.folder.absolute()
+    else:  # there may be very many small ones, and a file of them is slow to write
+        is_copied = tensor.nbytes > _SMALL_BYTES
+    found = onnx.TensorProto()
+    if is_copied:
+        found.CopyFrom(store.reference(name, name, tensor))
+    else:
+        ir.serde.serialize_tensor_into(found, tensor)
+    found.name = name
+    return found

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
@@ -61,13 +61,14 @@ def random_inputs(
     shapes = resolve_shapes(index.model, request)
     inputs = input_dims(index.model)
     ranges = {input_named(inputs, name): pair for name, pair in request.ranges.items()}
-    makers = [
-        _Maker(index, value, shapes[value.name or ""], ranges.get(value.name or ""))
+    makers = {
+        name: _maker(index, value, shapes[name], ranges.get(name))
         for value in model_inputs(index.model)
-    ]
+        for name in [value.name or ""]
+    }
     rng = np.random.default_rng(request.seed)
     for _ in range(samples):
-        yield {maker.name: maker.make(rng) for maker in makers}
+        yield {name: make(rng) for name, make in makers.items()}
 
 
 def measured_inputs(model: ir.Model, request: InputRequest) -> Feeds:
@@ -85,56 +86,42 @@ def measured_inputs(model: ir.Model, request: InputRequest) -> Feeds:
     return next(random_inputs(GraphIndex(model), 1, at))
 
 
-class _Maker:
-    """Makes values for one input."""
-
-    def __init__(
-        self,
-        index: GraphIndex,
-        value: ir.Value,
-        shape: tuple[int, ...],
-        bounds: tuple[float, float] | None,
-    ) -> None:
-        self.name = value.name or ""
-        if value.dtype is None or value.dtype == ir.DataType.STRING:
-            kind = "text" if value.dtype == ir.DataType.STRING else "no tensor of a known type"
-            raise ModelError(
-                f"No random values can be generated for the input {self.name!r}: it is {kind}.",
-                "Give calibration data.",
-            )
-        limit = current_limits().memory_bytes
-        if limit is not None and math.prod(shape) * value.dtype.itemsize > limit:
-            raise ModelError(
-                f"No random values can be generated for the input {self.name!r}: "
-                f"its shape is {shape}, more "
-                "than memory could hold.",
-                "Check the model's input shapes: `qdqtune shapes MODEL`.",
-            )
-        self.dtype = value.dtype
-        self.shape = shape
-        self.bounds = bounds
-        self.limit = _index_limit(index, value) if value.dtype not in _REAL_TYPES else None
-        if bounds is not None:
-            _check_bounds(self.name, self.dtype, bounds)
-            if self.limit is not None and not -self.limit <= bounds[0] <= bounds[1] < self.limit:
-                _logger.warning(
-                    "%s picks from %d rows: values from %s to %s can point outside of them",
-                    self.name, self.limit, *bounds,
-                )  # fmt: skip
-
-    def make(self, rng: np.random.Generator) -> npt.NDArray[Any]:
-        target = self.dtype.numpy()
-        if self.bounds is not None:
-            return _between(rng, self.bounds, self.shape, self.dtype)
-        if self.limit is not None:
-            return rng.integers(0, self.limit, self.shape).astype(target)
-        if "mask" not in self.name.lower():
-            if self.dtype in _REAL_TYPES:
-                return rng.standard_normal(self.shape, np.float32).astype(target)
-            if self.dtype in _PIXEL_TYPES:
-                info = np.iinfo(target)
-                return rng.integers(info.min, info.max, self.shape, endpoint=True).astype(target)
-        return np.ones(self.shape, target)
+def _maker(
+    index: GraphIndex, value: ir.Value, shape: tuple[int, ...], bounds: tuple[float, float] | None
+) -> Callable[[np.random.Generator], npt.NDArray[Any]]:
+    """What draws values for one input."""
+    name, dtype = value.name or "", value.dtype
+    if dtype is None or dtype == ir.DataType.STRING:
+        kind = "no tensor of a known type" if dtype is None else "text"
+        raise ModelError(
+            f"No random values can be generated for the input {name!r}: it is {kind}.",
+            "Give calibration data.",
+        )
+    most_bytes = current_limits().memory_bytes
+    if most_bytes is not None and math.prod(shape) * dtype.itemsize > most_bytes:
+        raise ModelError(
+            f"No random values can be generated for the input {name!r}: its shape is {shape}, more "
+            "than memory could hold.",
+            "Check the model's input shapes: `qdqtune shapes MODEL`.",
+        )
+    target = dtype.numpy()
+    rows = _index_limit(index, value) if dtype not in _REAL_TYPES else None
+    if bounds is not None:
+        _check_bounds(name, dtype, bounds)
+        if rows is not None and not -rows <= bounds[0] <= bounds[1] < rows:
+            _logger.warning(
+                "%s picks from %d rows: values from %s to %s can point outside of them",
+                name, rows, *bounds,
+            )  # fmt: skip
+        return partial(_between, bounds=bounds, shape=shape, dtype=dtype)
+    if rows is not None:
+        return lambda rng: rng.integers(0, rows, shape).astype(target)
+    if "mask" not in name.lower():
+        if dtype in _REAL_TYPES:
+            return lambda rng: rng.standard_normal(shape, np.float32).astype(target)
+        if dtype in _PIXEL_TYPES:
+            return partial(_between, bounds=(dtype.min, dtype.max), shape=shape, dtype=dtype)
+    return lambda _: np.ones(shape, target)
 
 
 def _check_bounds(name: str, dtype: ir.DataType, bounds: tuple[float, float]) -> None:
@@ -161,10 +148,8 @@ def _extremes(dtype: ir.DataType) -> tuple[float, float]:
     if dtype == ir.DataType.BOOL:
         return 0, 1
     if dtype.is_integer():
-        info = ml_dtypes.iinfo(dtype.numpy())  # type: ignore[no-untyped-call]
-        return int(info.min), int(info.max)
-    most = float(ml_dtypes.finfo(dtype.numpy()).max)  # type: ignore[no-untyped-call]
-    return -most, most
+        return int(dtype.min), int(dtype.max)
+    return float(dtype.min), float(dtype.max)
 
 
 def _is_whole(dtype: ir.DataType) -> bool:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -125,58 +123,27 @@ def least_divergence_range(seen: Histogram, whole: Range, layout: TensorFormat) 
     return _least(_divergences, seen, whole, layout)
 
 
-class _Bins:
-    """A histogram in units of its width, added up.
-
-    Every sum has an entry for each bin, of all bins before it, and one for all of them.
-    """
-
-    def __init__(self, counts: Array) -> None:
-        self._counts = counts.astype(np.float64)
-
-    @cached_property
-    def powers(self) -> tuple[Array, Array, Array]:
-        """Sums of counts, of values, and of their squares; a bin's values are at its center."""
-        centers = np.arange(-BINS, BINS) + 0.5
-        count, first = self._counts, self._counts * centers
-        return _before(count), _before(first), _before(first * centers)
-
-    @cached_property
-    def shares(self) -> Array:
-        """Of all values, those in the bins that hold some."""
-        return np.asarray(self._counts[self._counts > 0] / self._counts.sum())
-
-    @cached_property
-    def filled(self) -> Array:
-        """How many bins hold something."""
-        return _before(self._counts > 0).astype(np.int64)
-
-
-@dataclass(frozen=True)
-class _Steps:
-    """A format laid onto some ranges; a row for each of them.
-
-    Attributes:
-        levels: Where the steps are.
-        edges: The first bin that is nearest to each step, and the first one behind the last step.
-    """
-
-    levels: Array
-    edges: Array
-
-
 def _least(
-    cost: Callable[[_Bins, _Steps], Array], seen: Histogram, whole: Range, layout: TensorFormat
+    cost: Callable[[Array, Array, Array], Array],
+    seen: Histogram,
+    whole: Range,
+    layout: TensorFormat,
 ) -> Range:
-    """The range of least cost: both ends drawn in alike, then each of them alone."""
-    counts = seen.counts
+    """The range of least cost: both ends drawn in alike, then each of them alone.
+
+    Args:
+        cost: Takes the counts, and the steps of some ranges as `_lay_steps` returns them.
+        seen: The histogram.
+        whole: The whole range.
+        layout: The format.
+    """
+    counts = seen.counts.astype(np.float64)
     if whole[0] >= whole[1] or counts.sum() < _FEW:
         return whole
-    bins = _Bins(counts)
     low, high = min(whole[0], 0.0) / seen.width, max(whole[1], 0.0) / seen.width
 
     def best(lows: Array, highs: Array) -> tuple[float, float]:
-        costs = cost(bins, _lay_steps(lows, highs, layout))
+        costs = cost(counts, *_lay_steps(lows, highs, layout))
         # Of those that are equal but for rounding, the widest: nothing is cut off for nothing.
         least = int(np.argmax(costs <= costs.min() * (1.0 + 1e-9) + 1e-9))
         return float(lows[least]), float(highs[least])
@@ -193,8 +160,13 @@ def _least(
     return _within((found[0] * seen.width, found[1] * seen.width), whole)
 
 
-def _lay_steps(lows: Array, highs: Array, layout: TensorFormat) -> _Steps:
-    """The steps of ranges around zero, as `encode_range` lays them."""
+def _lay_steps(lows: Array, highs: Array, layout: TensorFormat) -> tuple[Array, Array]:
+    """The steps of ranges around zero, as `encode_range` lays them, in units of a bin's width.
+
+    Returns:
+        A row per range of where the steps are, and one of the first bin that is nearest to each
+        step, with the first one behind the last step.
+    """
     if layout.symmetric:
         scales = highs / (layout.high - layout.center)
         middle = np.full_like(scales, layout.center)
@@ -205,27 +177,30 @@ def _lay_steps(lows: Array, highs: Array, layout: TensorFormat) -> _Steps:
     # The center of a bin is half its width behind its beginning.
     first = np.ceil((steps - 0.5) * scales[:, None] - 0.5)
     edges = np.clip(first, -BINS, BINS).astype(np.int64) + BINS
-    return _Steps(steps[:, :-1] * scales[:, None], edges)
+    return steps[:, :-1] * scales[:, None], edges
 
 
-def _squared_errors(bins: _Bins, steps: _Steps) -> Array:
-    edges = steps.edges.copy()
+def _squared_errors(counts: Array, levels: Array, edges: Array) -> Array:
+    edges = edges.copy()
     edges[:, 0], edges[:, -1] = 0, 2 * BINS  # what lies beyond the ends goes to the last steps
-    count, first, second = (np.diff(sums[edges], axis=1) for sums in bins.powers)
-    errors = second - 2.0 * steps.levels * first + steps.levels**2 * count
+    centers = np.arange(-BINS, BINS) + 0.5  # where a bin's values are taken to be
+    powers = (counts, counts * centers, counts * centers * centers)
+    count, first, second = (np.diff(_before(each)[edges], axis=1) for each in powers)
+    errors = second - 2.0 * levels * first + levels**2 * count
     return np.asarray(errors.sum(axis=1))
 
 
-def _divergences(bins: _Bins, steps: _Steps) -> Array:
+def _divergences(counts: Array, _levels: Array, edges: Array) -> Array:
     """How far the distribution is from what the steps make of it; infinite if nothing is left.
 
     Within a step, the quantized distribution is even over the bins that hold something. What is
     cut off is added to the outermost bins that are left.
     """
-    costs = np.full(len(steps.edges), np.inf)
-    edges = bins.filled[steps.edges]
+    costs = np.full(len(edges), np.inf)
+    filled = counts > 0
+    edges = _before(filled).astype(np.int64)[edges]
     usable = edges[:, 0] < edges[:, -1]
-    costs[usable] = _finite_divergences(bins.shares, edges[usable])
+    costs[usable] = _finite_divergences(counts[filled] / counts.sum(), edges[usable])
     return costs
 
 
@@ -257,6 +232,7 @@ def _entropy(shares: Array) -> Array:
 
 
 def _before(values: Array) -> Array:
+    """For each value the sum of all before it, and the sum of all."""
     return np.concatenate([[0.0], np.cumsum(values)])
 
 

@@ -18,6 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from qdqtune.calibration._instrumentation import (
+    Progress,
+    TensorStatistics,
+    collect_statistics,
+    warn_of,
+    watched_tensors,
+)
 from qdqtune.calibration._random_inputs import Feeds
 from qdqtune.calibration._range_fitting import (
     Histogram,
@@ -25,13 +32,6 @@ from qdqtune.calibration._range_fitting import (
     frequent_range,
     least_divergence_range,
     least_error_range,
-)
-from qdqtune.calibration._tensor_statistics import (
-    Progress,
-    TensorStatistics,
-    collect_statistics,
-    warn_of,
-    watched_tensors,
 )
 from qdqtune.engines._worker import Worker
 from qdqtune.graph._atomic_files import replacing
@@ -110,7 +110,7 @@ class Calibrated:
     Attributes:
         ways: Ranges by method.
         samples: How many samples were run.
-        strange: See `qdqtune.calibration._tensor_statistics.TensorStatistics`.
+        strange: See `qdqtune.calibration._instrumentation.TensorStatistics`.
     """
 
     ways: RangesByWay

@@ -11,23 +11,32 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from qdqtune.calibration._array_files import memory_array
+from qdqtune.calibration._array_files import (
+    StoredArray,
+    memory_array,
+    numpy_entries,
+    numpy_file,
+    tensor_file,
+)
 from qdqtune.calibration._expected_inputs import (
     Array,
     ExpectedInput,
-    Remarks,
+    Layout,
+    check_dtype,
     conform,
     expected_inputs,
     is_short,
+    lay_out,
+    left_over,
     look_at,
 )
 from qdqtune.calibration._random_inputs import Feeds
-from qdqtune.calibration._sample_files import Table, by_input, make_table, tables_in
 from qdqtune.calibration._user_code import UserFunction, find_function
 from qdqtune.engines._worker_environment import read_arrays, write_arrays
 from qdqtune.graph._atomic_files import TemporaryFolder
@@ -36,42 +45,213 @@ from qdqtune.records._errors import UsageError
 __all__ = ["ExpectedInput", "SampleSet", "expected_inputs", "open_samples"]
 
 _FUNCTION = re.compile(r".+:[^\W\d]\w*")
+_ARRAY_SUFFIXES = (".npy", ".npz")
+_KNOWN_SUFFIXES = (*_ARRAY_SUFFIXES, ".pb")
+_MOST_NAMED = 20
+_TEST_SETS = "test_data_set_*"
+
+_T = TypeVar("_T")
+_logger = logging.getLogger(__name__)
 
 
-def _tables_of(
-    user: UserFunction, inputs: Sequence[ExpectedInput], remarks: Remarks
-) -> Iterator[Table]:
-    """The user's samples as tables, made while they are read.
+@dataclass(frozen=True)
+class _Table:
+    """Arrays of all inputs that hold the same number of samples.
 
-    Raises:
-        UsageError: If one of them is not what the model wants.
+    Attributes:
+        where: What they came from.
+        arrays: The arrays by input name.
+        layouts: How each divides into samples.
+        samples: How many there are.
     """
-    for number, (item, is_stack) in enumerate(user.items()):
-        where = user.label if is_stack else f"item {number} of {user.label}"
-        arrays = _arrays(where, item, inputs, remarks)
-        if number and any(is_short(arrays[each.name].shape, each) for each in inputs):
-            remarks.say(logging.WARNING, f"{where} does not fill a batch and is left out")
-            continue
-        stored = {name: memory_array(where, array) for name, array in arrays.items()}
-        yield make_table(where, stored, inputs, remarks, split_open=is_stack)
+
+    where: str
+    arrays: Mapping[str, StoredArray]
+    layouts: Mapping[str, Layout]
+    samples: int
+
+    def read(self) -> Iterator[tuple[str, dict[str, Array]]]:
+        """Every sample with where it is, one at a time."""
+        streams = [array.samples(self.layouts[name]) for name, array in self.arrays.items()]
+        for number, values in enumerate(zip(*streams, strict=True)):
+            where = self.where if self.samples == 1 else f"{self.where}, sample {number},"
+            yield where, dict(zip(self.arrays, values, strict=True))
 
 
-def _arrays(
-    where: str, item: Any, inputs: Sequence[ExpectedInput], remarks: Remarks
-) -> dict[str, Array]:
-    if isinstance(item, Mapping):
-        named = by_input(where, item, inputs, remarks)
-    else:
-        values = list(item) if isinstance(item, (tuple, list)) else [item]
-        if len(values) != len(inputs):
-            names = ", ".join(each.name for each in inputs)
+class _Reader:
+    """Reads samples for a model: which array of what was given belongs to which input.
+
+    Args:
+        inputs: What the model wants.
+    """
+
+    def __init__(self, inputs: Sequence[ExpectedInput]) -> None:
+        self._inputs = inputs
+        self._names = [each.name for each in inputs]
+        self._said: set[str] = set()
+
+    def feeds(self, tables: Iterable[_Table]) -> Iterator[Feeds]:
+        """The samples of tables, each input in the type that the model wants."""
+        for table in tables:
+            for where, arrays in table.read():
+                yield {
+                    each.name: conform(where, arrays[each.name], each, self._warn)
+                    for each in self._inputs
+                }
+
+    def tables_of(self, user: UserFunction) -> Iterator[_Table]:
+        """The user's samples as tables, made while they are read.
+
+        Raises:
+            UsageError: If one of them is not what the model wants.
+        """
+        for number, (item, is_stack) in enumerate(user.items()):
+            where = user.label if is_stack else f"item {number} of {user.label}"
+            arrays = self._arrays(where, item)
+            if number and any(is_short(arrays[each.name].shape, each) for each in self._inputs):
+                self._warn(f"{where} does not fill a batch and is left out")
+                continue
+            stored = {name: memory_array(where, array) for name, array in arrays.items()}
+            yield self._table(where, stored, split_open=is_stack)
+
+    def tables_in(self, path: Path) -> Iterator[_Table]:
+        """The samples of a file or folder; only headers are read.
+
+        Raises:
+            UsageError: If there are none, or they are not what the model wants.
+        """
+        if not path.is_dir():
+            yield self._of_file(path)
+            return
+        files = _listed(path, *_ARRAY_SUFFIXES)
+        folders = {name: path / re.sub(r"[/\\:]", "_", name) for name in self._names}
+        test_sets = sorted(path.glob(_TEST_SETS), key=_natural) or [path]
+        if files:
+            others = sum(1 for file in path.iterdir() if file.is_file()) - len(files)
+            if others:
+                self._say(logging.INFO, f"{path}: {others} other files are not read")
+            yield from map(self._of_file, files)
+        elif any(folder.is_dir() for folder in folders.values()):
+            yield from self._of_columns(path, folders)
+        elif any(_listed(folder, ".pb") for folder in test_sets):
+            yield from map(self._of_test_set, test_sets)
+        else:
             raise UsageError(
-                f"{where} is {len(values)} array{'s' * (len(values) != 1)}, but the model has "
-                f"{len(inputs)} input{'s' * (len(inputs) != 1)}: {names}.",
-                "Give a dict of arrays with these names.",
+                f"The folder {path} holds no .npz or .npy files.",
+                "Put samples into it, or for several inputs one folder of .npy files each: "
+                f"{', '.join(folder.name + '/' for folder in folders.values())}.",
             )
-        named = {each.name: value for each, value in zip(inputs, values, strict=True)}
-    return {name: _array(where, name, value) for name, value in named.items()}
+
+    def _say(self, level: int, message: str) -> None:
+        """Log a thing once, however many samples it is true for."""
+        if message not in self._said:
+            self._said.add(message)
+            _logger.log(level, "%s", message)
+
+    def _warn(self, message: str) -> None:
+        self._say(logging.WARNING, message)
+
+    def _table(
+        self, where: str, arrays: Mapping[str, StoredArray], *, split_open: bool = True
+    ) -> _Table:
+        """Check types and shapes, and see how many samples there are.
+
+        Raises:
+            UsageError: If the model can't be fed with them.
+        """
+        for each in self._inputs:
+            check_dtype(arrays[each.name].label, arrays[each.name].dtype, each)
+        shapes = {name: arrays[name].shape for name in self._names}
+        layouts = lay_out(where, shapes, self._inputs, split_open=split_open)
+        for name, layout in layouts.items():
+            rows = left_over(shapes[name], layout)
+            if rows:
+                self._warn(
+                    f"{arrays[name].label}: the last {rows} of {shapes[name][0]} rows don't fill a "
+                    f"batch of {layout.rows} and are left out"
+                )
+        return _Table(where, arrays, layouts, next(iter(layouts.values())).samples)
+
+    def _by_input(self, where: str, found: Mapping[str, _T]) -> dict[str, _T]:
+        """Pick what the model wants out of named things.
+
+        Raises:
+            UsageError: If something is missing.
+        """
+        for name in self._names:
+            if name not in found:
+                close = difflib.get_close_matches(name, found, n=1)
+                guess = f"Is it {close[0]!r}? " if close else ""
+                some = itertools.islice(found, _MOST_NAMED)
+                have = ", ".join(repr(str(each)) for each in some) or "nothing"
+                if len(found) > _MOST_NAMED:
+                    have += f" and {len(found) - _MOST_NAMED} more"
+                raise UsageError(
+                    f"{where} has no array for the input {name!r}; it has {have}.",
+                    f"{guess}Name arrays as the model names its inputs: {', '.join(self._names)}.",
+                )
+        extra = sorted(str(name) for name in found if name not in self._names)
+        if extra:
+            self._warn(f"no input takes {', '.join(extra)}: left out")
+        return {name: found[name] for name in self._names}
+
+    def _arrays(self, where: str, item: Any) -> dict[str, Array]:
+        """The arrays of what a user's code made."""
+        if isinstance(item, Mapping):
+            named = self._by_input(where, item)
+        else:
+            values = list(item) if isinstance(item, (tuple, list)) else [item]
+            if len(values) != len(self._names):
+                raise UsageError(
+                    f"{where} is {len(values)} array{'s' * (len(values) != 1)}, but the model has "
+                    f"{len(self._names)} input{'s' * (len(self._names) != 1)}: "
+                    f"{', '.join(self._names)}.",
+                    "Give a dict of arrays with these names.",
+                )
+            named = dict(zip(self._names, values, strict=True))
+        return {name: _array(where, name, value) for name, value in named.items()}
+
+    def _of_file(self, path: Path) -> _Table:
+        if path.suffix == ".npz":
+            entries = numpy_entries(path)
+            if list(entries) == [f"arr_{number}" for number in range(len(self._names))]:
+                # np.savez was given no names: they are in order.
+                entries = dict(zip(self._names, entries.values(), strict=True))
+            return self._table(str(path), self._by_input(str(path), entries))
+        if path.suffix not in _KNOWN_SUFFIXES:
+            raise UsageError(
+                f"{path} is neither .npz nor .npy, nor a folder of them.",
+                "Write arrays with np.savez, or read the file in a function: my_loader.py:samples.",
+            )
+        if len(self._names) != 1:
+            raise UsageError(
+                f"{path} holds one array, but the model has {len(self._names)} inputs: "
+                f"{', '.join(self._names)}.",
+                "Put the arrays into an .npz file under these names.",
+            )
+        one = tensor_file(path) if path.suffix == ".pb" else numpy_file(path)
+        return self._table(str(path), {self._names[0]: one})
+
+    def _of_columns(self, path: Path, folders: Mapping[str, Path]) -> Iterator[_Table]:
+        """One folder per input; files that are in the same place belong together."""
+        columns = {name: _listed(folder, ".npy") for name, folder in folders.items()}
+        if len({len(files) for files in columns.values()}) != 1:
+            found = ", ".join(f"{len(columns[name])} in {folders[name].name}/" for name in columns)
+            raise UsageError(
+                f"The folder {path} has different numbers of .npy files for its inputs: {found}.",
+                "Every input needs a file for every sample.",
+            )
+        for files in zip(*columns.values(), strict=True):
+            arrays = dict(zip(columns, map(numpy_file, files), strict=True))
+            yield self._table(" and ".join(map(str, files)), arrays)
+
+    def _of_test_set(self, folder: Path) -> _Table:
+        """ONNX's own test data: tensors in the order of the inputs."""
+        arrays = {
+            name: tensor_file(folder / f"input_{number}.pb")
+            for number, name in enumerate(self._names)
+        }
+        return self._table(str(folder), arrays, split_open=False)
 
 
 def _array(where: str, name: str, value: Any) -> Array:
@@ -88,6 +268,19 @@ def _array(where: str, name: str, value: Any) -> Array:
             "Give numpy arrays of numbers.",
         )
     return array
+
+
+def _listed(folder: Path, *suffixes: str) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    files = (file for file in folder.iterdir() if file.suffix in suffixes and file.is_file())
+    return sorted((file for file in files if not file.name.startswith(".")), key=_natural)
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Sorts sample2 before sample10."""
+    parts = re.split(r"(\d+)", path.name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 class SampleSet:
@@ -175,24 +368,24 @@ def open_samples(
         )
     if limit is not None and limit < 1:
         raise UsageError(f"The model can't be run on {limit} samples.", "Take at least one.")
-    remarks = Remarks()
+    reader = _Reader(inputs)
     if isinstance(source, (str, os.PathLike)) and not _names_function(os.fspath(source)):
-        tables = list(_enough(tables_in(_existing(Path(source)), inputs, remarks), limit))
+        tables = list(_enough(reader.tables_in(_existing(Path(source))), limit))
         count = sum(table.samples for table in tables)
         return SampleSet(
             str(source),
             inputs,
-            lambda: itertools.islice(_feeds(tables, inputs, remarks), limit),
+            lambda: itertools.islice(reader.feeds(tables), limit),
             count if limit is None else min(count, limit),
         )
     user, again = _user_samples(source)
 
     def read() -> Iterator[Feeds]:
-        return itertools.islice(_feeds(_tables_of(user, inputs, remarks), inputs, remarks), limit)
+        return itertools.islice(reader.feeds(reader.tables_of(user)), limit)
 
     known = None
     if _is_stack(source):
-        count = sum(table.samples for table in _tables_of(user, inputs, remarks))
+        count = sum(table.samples for table in reader.tables_of(user))
         known = count if limit is None else min(count, limit)
     return SampleSet(user.label, inputs, read if again else _Spool(read()).__iter__, known)
 
@@ -219,15 +412,7 @@ class _Spool:
             yield feeds
 
 
-def _feeds(
-    tables: Iterable[Table], inputs: Sequence[ExpectedInput], remarks: Remarks
-) -> Iterator[Feeds]:
-    for table in tables:
-        for where, arrays in table.read():
-            yield {each.name: conform(where, arrays[each.name], each, remarks) for each in inputs}
-
-
-def _enough(tables: Iterable[Table], limit: int | None) -> Iterator[Table]:
+def _enough(tables: Iterable[_Table], limit: int | None) -> Iterator[_Table]:
     """As many tables as it takes: nobody waits for files that are not needed."""
     samples = 0
     for table in tables:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import (
     COPY_OPS,
+    FLOAT_TYPES,
     WEIGHTED_OPS,
     has_body,
     input_at,
@@ -72,18 +73,15 @@ def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node, quant_type: str)
     if rule is None:
         return _why_no_rule(dialect, node)
     edges = list(operands(node, rule))
-    for edge in edges:
-        if not index.is_float(edge.tensor):
-            kind = "is not a float tensor" if index.dtype(edge.tensor) else "is of unknown type"
-            return f"its input {edge.tensor!r} {kind}"
     if not edges:
         return "it reads nothing that could be quantized"
-    unsuited = [
-        edge.tensor for edge in edges if index.dtype(edge.tensor) not in dialect.float_types
-    ]
-    if unsuited:
-        return f"{dialect.name} has no integer kernel for {_kind(index, unsuited[0])} tensors"
     for edge in edges:
+        dtype = index.dtype(edge.tensor)
+        if dtype is None or dtype not in FLOAT_TYPES:
+            kind = "is of unknown type" if dtype is None else "is not a float tensor"
+            return f"its input {edge.tensor!r} {kind}"
+        if dtype not in dialect.float_types:
+            return f"{dialect.name} has no integer kernel for {dtype.name.lower()} tensors"
         if index.is_constant(edge.tensor) and not index.is_finite(edge.tensor):
             return f"the constant {edge.tensor!r} holds infinite or undefined values"
     unfit = _unfit(index, dialect, node, rule)
@@ -280,11 +278,6 @@ def _may_be_equal(shapes: Iterable[tuple[int | None, ...] | None]) -> bool:
     return all(
         len({dim for dim in dims if dim is not None}) <= 1 for dims in zip(*known, strict=True)
     )
-
-
-def _kind(index: GraphIndex, tensor: str) -> str:
-    dtype = index.dtype(tensor)
-    return dtype.name.lower() if dtype is not None else "untyped"
 
 
 def _size(shape: tuple[int | None, ...] | None) -> int | None:

@@ -19,14 +19,22 @@ from qdqtune.qdq._read_back import ReadResult, strip
 from qdqtune.records._errors import ModelError
 from qdqtune.records._precision import Precision
 
-# The QOperator format: ops that compute on integers and carry their scales as inputs.
-_QOPERATOR = frozenset({"QLinearConv", "QLinearMatMul"})
-_QOPERATOR_MICROSOFT = ("QLinear", "QGemm")
-# What dynamic quantization leaves: scales are computed at run time.
-_DYNAMIC = frozenset({"ConvInteger", "MatMulInteger", "DynamicQuantizeLinear"})
-_DYNAMIC_MICROSOFT = ("DynamicQuantize", "MatMulIntegerToFloat", "QAttention")
-
 _MICROSOFT = "com.microsoft"
+# Standard ops, how Microsoft's begin, what that makes of a model, and what to do instead.
+_REFUSED = (
+    (
+        frozenset({"QLinearConv", "QLinearMatMul"}),
+        ("QLinear", "QGemm"),
+        "in the QOperator format ({}), which has no Q/DQ nodes that could be moved.",
+        ", or quantize that in the QDQ format (quant_format=QuantFormat.QDQ)",
+    ),
+    (
+        frozenset({"ConvInteger", "MatMulInteger", "DynamicQuantizeLinear"}),
+        ("DynamicQuantize", "MatMulIntegerToFloat", "QAttention"),
+        "dynamically ({}): its scales are computed at run time.",
+        "",
+    ),
+)
 
 _logger = logging.getLogger(__name__)
 Preparation = Callable[[ir.Model], object]
@@ -39,35 +47,20 @@ def refuse_integer_ops(model: ir.Model, path: str | Path) -> None:
     Raises:
         ModelError: If it has ops of the QOperator format or of dynamic quantization.
     """
-    operators, dynamic = Counter[str](), Counter[str]()
-    for node in model.graph:
-        if _is_one(node, _QOPERATOR, _QOPERATOR_MICROSOFT):
-            operators[node.op_type] += 1
-        elif _is_one(node, _DYNAMIC, _DYNAMIC_MICROSOFT):
-            dynamic[node.op_type] += 1
-    if operators:
-        raise ModelError(
-            f"{path} is quantized in the QOperator format ({_counted(operators)}), which has no "
-            "Q/DQ nodes that could be moved.",
-            "Start from the float model it was made from, or quantize that in the QDQ format "
-            "(quant_format=QuantFormat.QDQ). `qdqtune bench` times the file as it is.",
+    for standard, microsoft, how, instead in _REFUSED:
+        found = Counter(
+            node.op_type
+            for node in model.graph
+            if (is_standard(node) and node.op_type in standard)
+            or (node.domain == _MICROSOFT and node.op_type.startswith(microsoft))
         )
-    if dynamic:
-        raise ModelError(
-            f"{path} is quantized dynamically ({_counted(dynamic)}): its scales are computed at "
-            "run time.",
-            "Start from the float model it was made from. `qdqtune bench` times the file as it is.",
-        )
-
-
-def _is_one(node: ir.Node, standard: frozenset[str], microsoft: tuple[str, ...]) -> bool:
-    if is_standard(node):
-        return node.op_type in standard
-    return node.domain == _MICROSOFT and node.op_type.startswith(microsoft)
-
-
-def _counted(ops: Counter[str]) -> str:
-    return ", ".join(f"{count} {op_type}" for op_type, count in ops.most_common(3))
+        if found:
+            ops = ", ".join(f"{count} {op_type}" for op_type, count in found.most_common(3))
+            raise ModelError(
+                f"{path} is quantized {how.format(ops)}",
+                f"Start from the float model it was made from{instead}. `qdqtune bench` times the "
+                "file as it is.",
+            )
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,34 @@
 """From a set of ops to the one placement that makes each of them an integer kernel.
 
-Also the tensors that share an encoding in it, because ops only move values between them.
+The ops may be named by a user (op types, nodes, tensors), or quantized in a placement of another
+dialect. Also the tensors that share an encoding, because ops only move values between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import difflib
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
 
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import WEIGHTED_OPS, is_op
-from qdqtune.qdq._dialect import Dialect
+from qdqtune.qdq._dialect import Dialect, Output
 from qdqtune.qdq._op_units import (
     canonical,
+    close,
     merge,
     operands,
     passes_values_through,
     role_rule,
     rule_of,
     unit,
+    unit_outputs,
     why_not,
 )
+from qdqtune.records._errors import UsageError
 from qdqtune.records._placement import Edge, Placement
 
 _NOTHING = Placement()
@@ -31,6 +40,11 @@ class SharedEncodings:
     Args:
         index: The graph.
         dialect: It says which ops only move values.
+
+    Attributes:
+        copied_from: By which edge a tensor is a copy of another.
+        joined: Edges that meet in an op with several operands that only moves values.
+        multiplied: Edges by which activations take the place of a weight.
     """
 
     def __init__(self, index: GraphIndex, dialect: Dialect) -> None:
@@ -41,9 +55,9 @@ class SharedEncodings:
             for node in moving
             if (edges := tuple(operands(node, role_rule(dialect, node))))
         ]
-        self._copied_from = {name: edges[0] for edges, names in self._moves for name in names}
-        self._joined = [edges for edges, _ in self._moves if len(edges) > 1]
-        self._multiplied = [
+        self.copied_from = {name: edges[0] for edges, names in self._moves for name in names}
+        self.joined = [edges for edges, _ in self._moves if len(edges) > 1]
+        self.multiplied = [
             Edge(value.name or "", node.name or "", 1)
             for node in index.nodes
             if is_op(node, *WEIGHTED_OPS)
@@ -63,27 +77,6 @@ class SharedEncodings:
                 found.update(edge for name in outputs for edge in self._index.readers(name))
         return frozenset(found)
 
-    def source(self, tensor: str, wanted: frozenset[Edge]) -> str:
-        """What a tensor is a copy of, by way of these edges."""
-        while (edge := self._copied_from.get(tensor)) is not None and edge in wanted:
-            tensor = edge.tensor
-        return tensor
-
-    def joined(self, wanted: frozenset[Edge]) -> dict[str, tuple[str, ...]]:
-        """What meets in ops with several operands, sorted, by each of them."""
-        siblings: dict[str, frozenset[str]] = {}
-        for edges in self._joined:
-            if wanted.issuperset(edges):
-                sources = {self.source(edge.tensor, wanted) for edge in edges}
-                together = sources.union(*(siblings.get(source, ()) for source in sources))
-                siblings.update(dict.fromkeys(together, frozenset(together)))
-        return {source: tuple(sorted(together)) for source, together in siblings.items()}
-
-    def multiplied(self, wanted: frozenset[Edge]) -> frozenset[str]:
-        """Activations in the place of a weight."""
-        edges = (edge for edge in self._multiplied if edge in wanted)
-        return frozenset(self.source(edge.tensor, wanted) for edge in edges)
-
 
 class Siblings:
     """Which tensors share an encoding in one placement.
@@ -94,19 +87,32 @@ class Siblings:
     """
 
     def __init__(self, shared: SharedEncodings, wanted: frozenset[Edge]) -> None:
-        self._shared = shared
-        self._joined = shared.joined(wanted)
-        self._multiplied = shared.multiplied(wanted)
         self.wanted = wanted
+        self._copied_from = shared.copied_from
+        self._joined: dict[str, tuple[str, ...]] = {}
+        for edges in shared.joined:
+            if wanted.issuperset(edges):
+                sources = {self._source(edge.tensor) for edge in edges}
+                together = sources.union(*(self._joined.get(source, ()) for source in sources))
+                self._joined.update(dict.fromkeys(together, tuple(sorted(together))))
+        self._multiplied = {
+            self._source(edge.tensor) for edge in shared.multiplied if edge in wanted
+        }
 
     def of(self, tensor: str) -> tuple[str, ...]:
         """The tensors whose ranges one encoding must span, sorted."""
-        source = self._shared.source(tensor, self.wanted)
+        source = self._source(tensor)
         return self._joined.get(source, (source,))
 
     def is_multiplied(self, siblings: tuple[str, ...]) -> bool:
         """Whether one of these takes the place of a weight."""
         return not self._multiplied.isdisjoint(siblings)
+
+    def _source(self, tensor: str) -> str:
+        """What a tensor is a copy of, by way of the edges."""
+        while (edge := self._copied_from.get(tensor)) is not None and edge in self.wanted:
+            tensor = edge.tensor
+        return tensor
 
 
 class QuantizationPlanner:
@@ -125,6 +131,7 @@ class QuantizationPlanner:
         passthrough: Names of ops that follow, in the graph's order.
         units: What each of both needs.
         left_float: Node name to the reason why it can't be quantized.
+        shared: What ops only move.
     """
 
     def __init__(self, index: GraphIndex, dialect: Dialect, quant_type: str = "int8") -> None:
@@ -141,11 +148,10 @@ class QuantizationPlanner:
             if reason:
                 self.left_float[name] = reason
                 continue
-            places = unit(index, dialect, node, whole=True)
             kind = self.passthrough if role_rule(dialect, node).same_scale else self.compute
-            kind[name] = places
+            kind[name] = unit(index, dialect, node, whole=True)
         self.units = {**self.compute, **self.passthrough}
-        self._shared = SharedEncodings(index, dialect)
+        self.shared = SharedEncodings(index, dialect)
 
     def placement(
         self,
@@ -195,7 +201,7 @@ class QuantizationPlanner:
         """
         edges = self.index.effective(placement)
         if self.dialect.propagates_dq:
-            edges = self.propagated(edges)
+            edges = self.shared.propagated(edges)
         return frozenset(name for name, places in self.units.items() if places.edges <= edges)
 
     def stored(self, placement: Placement) -> frozenset[str]:
@@ -228,10 +234,6 @@ class QuantizationPlanner:
             if edge.node == name and edge.position == weight and self.index.is_constant(edge.tensor)
         )
 
-    def propagated(self, edges: frozenset[Edge]) -> frozenset[Edge]:
-        """Edges, and those that see quantized values because ops moved them there."""
-        return self._shared.propagated(edges)
-
     def _propagate_dq(self, wanted: frozenset[str], edges: set[Edge], outputs: set[str]) -> None:
         """Put pairs before passthrough ops, not behind them."""
         quantized = {edge.tensor for edge in edges} | outputs
@@ -245,3 +247,174 @@ class QuantizationPlanner:
                 moved |= places.outputs
         edges.difference_update([edge for edge in edges if edge.tensor in moved])
         outputs -= moved
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a user's choice came to.
+
+    Attributes:
+        placement: Complete in the dialect's sense.
+        quantized: Names of the nodes that were chosen and can be quantized.
+        left_float: Node name to the reason, for chosen nodes that can't.
+    """
+
+    placement: Placement
+    quantized: tuple[str, ...] = ()
+    left_float: dict[str, str] = field(default_factory=dict)
+
+
+def select_ops(
+    index: GraphIndex, dialect: Dialect, op_types: Collection[str], quant_type: str = "int8"
+) -> Selection:
+    """Quantize every op of these types for which the dialect has an integer kernel.
+
+    Ops that only move values follow: they are quantized where what they move already is. A
+    tensor that is quantized for one op is so for all that read it: that completes the residual
+    Adds between quantized Convs.
+
+    Raises:
+        UsageError: If the model has no op of a named type.
+    """
+    present = {node.op_type for node in index.nodes}
+    for op_type in op_types:
+        if op_type not in present:
+            raise unknown("op type", op_type, present)
+    planner = QuantizationPlanner(index, dialect, quant_type)
+    chosen = [name for name in planner.units if index.node[name].op_type in op_types]
+    placement = planner.placement(chosen)
+    quantized = planner.quantized(placement)
+    return Selection(
+        _shared(index, placement),
+        tuple(name for name in chosen if name in quantized),
+        {
+            name: reason
+            for name, reason in planner.left_float.items()
+            if index.node[name].op_type in op_types
+        },
+    )
+
+
+def select_nodes(
+    index: GraphIndex, dialect: Dialect, names: Iterable[str], quant_type: str = "int8"
+) -> Selection:
+    """Quantize these nodes, by name.
+
+    Raises:
+        UsageError: If there is no such node, or it reads nothing that can be quantized.
+    """
+    units = {}
+    for name in names:
+        if name not in index.node:
+            raise unknown("node", name, index.node)
+        units[name] = unit(index, dialect, index.node[name], whole=True)
+        if not units[name].edges:
+            reason = why_not(index, dialect, index.node[name], quant_type)
+            raise UsageError(f"The node {name!r} can't be quantized: {reason}.", "Leave it out.")
+    return Selection(merge(units.values()), tuple(units))
+
+
+def select_tensors(index: GraphIndex, dialect: Dialect, names: Iterable[str]) -> Selection:
+    """Quantize these tensors for all their readers; weighted readers become whole units.
+
+    Raises:
+        UsageError: If there is no such tensor, or it does not hold floats.
+    """
+    wanted = []
+    for name in names:
+        if name not in index.value:
+            raise unknown("tensor", name, index.value)
+        if not index.is_float(name):
+            dtype = index.dtype(name)
+            raise UsageError(
+                f"The tensor {name!r} can't be quantized: it holds "
+                f"{dtype.name.lower() if dtype else 'values of unknown type'}, not floats.",
+                "Leave it out.",
+            )
+        wanted.append(Placement.of(index.readers(name)))
+    placement = close(index, dialect, merge(wanted))
+    return Selection(placement, tuple(sorted({edge.node for edge in placement.edges if edge.node})))
+
+
+def _shared(index: GraphIndex, placement: Placement) -> Placement:
+    """Let every node that reads a quantized activation read the quantized value."""
+    activations = {edge.tensor for edge in placement.edges if not index.is_constant(edge.tensor)}
+    readers = (edge for tensor in activations for edge in index.readers(tensor) if edge.node)
+    return Placement(placement.edges.union(readers), placement.outputs)
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    """What to say of a name that the model doesn't have, with those nearest to it."""
+    choices = sorted(known)
+    near = difflib.get_close_matches(name, choices, n=3)
+    if near:
+        hint = f"Did you mean {' or '.join(repr(match) for match in near)}?"
+    else:
+        shown = ", ".join(choices[:20]) + (", …" if len(choices) > 20 else "")
+        hint = f"It has: {shown}."
+    return UsageError(f"The model has no {kind} {name!r}.", hint)
+
+
+def translate(
+    index: GraphIndex, dialect: Dialect, quant_type: str, placement: Placement
+) -> Selection:
+    """Quantize in a dialect what a placement of another quantizes: the same ops.
+
+    A weighted op counts as quantized if both its operands are; another op if an input is and, where
+    the dialect has no integer kernel without it, the output. What else the other dialect wants
+    around an op is left out, and what this one wants is added.
+
+    Args:
+        index: The float model.
+        dialect: The dialect to write.
+        quant_type: One of its quant types.
+        placement: A placement in any dialect's style.
+    """
+    effective = _transferred(index, index.effective(placement))
+    tensors = {edge.tensor for edge in effective}
+    positions: defaultdict[str, set[int]] = defaultdict(set)
+    for edge in effective:
+        positions[edge.node].add(edge.position)
+    left_float: dict[str, str] = {}
+    units: dict[str, Placement] = {}
+    for name, node in index.node.items():
+        if not _is_quantized(index, dialect, node, positions[name], tensors):
+            continue
+        reason = why_not(index, dialect, node, quant_type)
+        if reason:
+            left_float[name] = reason
+        else:
+            wanted = placement.outputs.intersection(value.name or "" for value in node.outputs)
+            units[name] = unit(index, dialect, node, whole=bool(wanted))
+    if dialect.propagates_dq:
+        whole = QuantizationPlanner(index, dialect, quant_type).placement(units)
+    else:
+        whole = merge(units.values())
+    return Selection(whole, tuple(units), left_float)
+
+
+def _transferred(index: GraphIndex, edges: frozenset[Edge]) -> frozenset[Edge]:
+    """Edges, and those that see values which ops of any dialect only moved there."""
+    from qdqtune.qdq.dialects import dialects  # they are made of what is here
+
+    kinships = [SharedEncodings(index, dialect) for dialect in dialects().values()]
+    before: frozenset[Edge] = frozenset()
+    while edges != before:
+        before = edges
+        for shared in kinships:
+            edges = shared.propagated(edges)
+    return edges
+
+
+def _is_quantized(
+    index: GraphIndex, dialect: Dialect, node: ir.Node, positions: set[int], tensors: set[str]
+) -> bool:
+    """Whether a node with these quantized inputs, among these quantized tensors, is meant."""
+    if is_op(node, *WEIGHTED_OPS):
+        return positions >= {0, 1}
+    rule = rule_of(dialect, node)
+    if not positions or rule is None:
+        return False
+    return rule.output is not Output.REQUIRED or tensors.issuperset(
+        unit_outputs(index, dialect, node)
+    )

@@ -16,7 +16,7 @@ from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.graph._shapes import infer_shapes
 from qdqtune.qdq._insert import Inserter
-from qdqtune.qdq._selection import select_ops
+from qdqtune.qdq._quantization_planner import select_ops
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.records._ranges import Ranges
 from qdqtune.testing._bench import (

@@ -23,7 +23,7 @@ from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._files import load_model, model_from_proto, save_model
 from qdqtune.graph._index import GraphIndex
 from qdqtune.qdq._dialect import Dialect
-from qdqtune.qdq._selection import unknown
+from qdqtune.qdq._quantization_planner import unknown
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.records._errors import ModelError, QdqtuneError, UsageError
 from qdqtune.rules._placement_draft import Constraints

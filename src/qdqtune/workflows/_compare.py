@@ -12,8 +12,7 @@ import onnx_ir as ir
 
 from qdqtune._command_configs import CompareConfig
 from qdqtune.calibration._expected_inputs import expected_inputs
-from qdqtune.calibration._layer_errors import op_errors
-from qdqtune.calibration._layer_errors_model import Wiring
+from qdqtune.calibration._layer_errors import Wiring, op_errors
 from qdqtune.calibration._layer_errors_pairs import Pairing
 from qdqtune.calibration._output_error import Reference
 from qdqtune.calibration._random_inputs import Feeds, random_inputs

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from qdqtune.calibration._instrumentation import first_overflow
 from qdqtune.calibration._output_error import output_sqnr
 from qdqtune.calibration._random_inputs import Feeds, random_inputs
-from qdqtune.calibration._tensor_capture import first_overflow
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._comparison import compare_files
 from qdqtune.engines._options import chooses_float_types, float_type_options, preferred_float_type

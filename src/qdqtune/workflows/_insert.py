@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from qdqtune._command_configs import InsertConfig
-from qdqtune.calibration._tensor_capture import observe_shapes, unknown_tensors
+from qdqtune.calibration._instrumentation import observe_shapes, unknown_tensors
 from qdqtune.engines._reference_engine import reference_worker
 from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._files import check_result, check_targets, save_model, write_text
@@ -25,7 +25,13 @@ from qdqtune.qdq._dialect import Dialect
 from qdqtune.qdq._encoding import is_kept, tells_range
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._op_units import merge
-from qdqtune.qdq._selection import Selection, select_nodes, select_ops, select_tensors, translate
+from qdqtune.qdq._quantization_planner import (
+    Selection,
+    select_nodes,
+    select_ops,
+    select_tensors,
+    translate,
+)
 from qdqtune.records._errors import UsageError
 from qdqtune.records._placement import Placement
 from qdqtune.records._quantization import InsertReport

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from qdqtune.calibration._tensor_capture import observe_shapes, unknown_tensors
+from qdqtune.calibration._instrumentation import observe_shapes, unknown_tensors
 from qdqtune.config import QuantizeConfig
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._comparison import Allowance

@@ -126,7 +126,8 @@ class GraphBuilder:
             inputs[0].shape if shape is None else tuple(shape),
             inputs[0].marginal if marginal is None else marginal,
         )
-        self._append(op_type, name, inputs, [output.name], attributes)
+        names = [value.name for value in inputs]
+        self._nodes.append(helper.make_node(op_type, names, [output.name], name=name, **attributes))
         return output
 
     def split(self, name: str, x: Value, sizes: Sequence[int], *, axis: int) -> list[Value]:
@@ -139,8 +140,9 @@ class GraphBuilder:
             marginal = x.marginal.channels(first, first + size) if is_channels else x.marginal
             parts.append(Value(f"{name}_output_{index}", shape, marginal))
             first += size
-        lengths = self.integers(f"{name}.sizes", sizes)
-        self._append("Split", name, [x, lengths], [part.name for part in parts], {"axis": axis})
+        inputs = [x.name, self.integers(f"{name}.sizes", sizes).name]
+        outputs = [part.name for part in parts]
+        self._nodes.append(helper.make_node("Split", inputs, outputs, name=name, axis=axis))
         return parts
 
     def reshape(
@@ -180,14 +182,3 @@ class GraphBuilder:
             ir_version=IR_VERSION,
             producer_name="qdqtune.zoo",
         )
-
-    def _append(
-        self,
-        op_type: str,
-        name: str,
-        inputs: Sequence[Value],
-        outputs: Sequence[str],
-        attributes: Mapping[str, Any],
-    ) -> None:
-        names = [value.name for value in inputs]
-        self._nodes.append(helper.make_node(op_type, names, outputs, name=name, **attributes))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from qdqtune.calibration._tensor_capture import observe_shapes, unknown_tensors
+from qdqtune.calibration._instrumentation import observe_shapes, unknown_tensors
 from qdqtune.config import TuneConfig
 from qdqtune.engines._entries import EngineEntry
 from qdqtune.engines._reference_engine import advice_on
@@ -195,7 +195,7 @@ def _edges_on(space: Space, tensors: frozenset[str]) -> frozenset[Edge]:
     planner = space.planner
     known = tensors & planner.index.value.keys()
     edges = (edge for tensor in known for edge in planner.index.readers(tensor))
-    return planner.propagated(frozenset(edges))
+    return planner.shared.propagated(frozenset(edges))
 
 
 def _like(space: Space, quantized: frozenset[Edge]) -> State:
