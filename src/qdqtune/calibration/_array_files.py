@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
 from qdqtune.calibration._expected_inputs import Layout
+from qdqtune.qdq._encoding import Array
 from qdqtune.records._errors import LimitError, UsageError
 from qdqtune.records._untrusted_files import open_plain, read_bytes, size_in_words
 
@@ -37,7 +37,6 @@ _HEADERS = {
 }
 _HEADER_BYTES = 10_000  # numpy's own limit, which it applies to what it has read
 
-Array = npt.NDArray[Any]
 _OpenFile = Callable[[], AbstractContextManager[IO[bytes]]]
 
 
@@ -207,7 +206,7 @@ def column_major_samples(
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
     layout: Layout,
-) -> Iterator[npt.NDArray[Any]]:
+) -> Iterator[Array]:
     """Read samples one after the other.
 
     Args:
@@ -257,7 +256,7 @@ def _read_exactly(file: IO[bytes], size: int) -> bytes:
 
 def _read_rows(
     file: IO[bytes], height: int, width: int, dtype: np.dtype[Any], first: int, last: int
-) -> npt.NDArray[Any]:
+) -> Array:
     """Some rows of a matrix that is stored column by column."""
     rows = np.empty((last - first, width), dtype)
     column_bytes = height * dtype.itemsize

@@ -12,15 +12,14 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from qdqtune.graph._input_shapes import dims_of, model_inputs
+from qdqtune.qdq._encoding import Array
 from qdqtune.records._errors import ModelError, UsageError
 
 Shape = tuple[int, ...]
 
-Array = npt.NDArray[Any]
 
 # Normalised values are rarely above 10, pixels mostly are above 100.
 _PIXEL_LIKE = 100

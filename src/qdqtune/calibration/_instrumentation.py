@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 from onnx import numpy_helper
@@ -33,13 +32,13 @@ from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import is_op
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.graph._weights import constant_of
+from qdqtune.qdq._encoding import Array
 from qdqtune.records._errors import EngineError, ModelError
 from qdqtune.records._placement import Placement
 
 if TYPE_CHECKING:
     from qdqtune.engines._interface import Outputs
 
-Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
 Progress = Callable[[int, "int | None"], None]
@@ -415,7 +414,7 @@ class _Extremes:
         self._lows = np.full(len(tensors), np.inf)
         self._highs = np.full(len(tensors), -np.inf)
 
-    def add(self, reductions: npt.NDArray[Any]) -> None:
+    def add(self, reductions: Array) -> None:
         lows, highs, sums = reductions.T
         # A tensor without elements has an infinite minimum, too: above its maximum.
         infinite = (np.isinf(lows) | np.isinf(highs)) & (lows <= highs)

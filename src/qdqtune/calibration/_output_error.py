@@ -84,15 +84,14 @@ def _decisions(graph: onnx.GraphProto) -> list[tuple[str, onnx.NodeProto]]:
     producers = {output: node for node in graph.node for output in node.output}
     decisions = []
     for output in graph.output:
-        found, seen = None, 0
-        node = producers.get(output.name)
-        while node is not None and seen <= len(producers):
-            if node.op_type in _DECIDING and not node.domain:
-                found = node
-            elif node.op_type not in _PASSING or node.domain:
+        found, name = None, output.name
+        for _ in producers:  # no way is longer, unless it is a circle
+            node = producers.get(name)
+            if node is None or node.domain or node.op_type not in _DECIDING | _PASSING:
                 break
-            node = producers.get(node.input[0]) if node.input else None
-            seen += 1
+            if node.op_type in _DECIDING:
+                found = node
+            name = node.input[0] if node.input else ""
         if found is not None:
             decisions.append((output.name, found))
     return decisions
@@ -282,10 +281,9 @@ def _error(expected: npt.NDArray[Any], actual: npt.NDArray[Any]) -> TensorError:
 
 
 def _equal(expected: npt.NDArray[Any], actual: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    equal: npt.NDArray[np.bool_] = expected == actual
     if expected.dtype.kind == "f" and actual.dtype.kind == "f":
-        equal |= np.isnan(expected) & np.isnan(actual)
-    return equal
+        return (expected == actual) | (np.isnan(expected) & np.isnan(actual))
+    return np.asarray(expected == actual)
 
 
 def _is_real(dtype: np.dtype[Any]) -> bool:

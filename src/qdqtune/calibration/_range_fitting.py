@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from qdqtune.qdq._encoding import TensorFormat
+from qdqtune.qdq._encoding import Array, TensorFormat
 
 BINS = 2048
 """Bins on each side of zero.
@@ -18,7 +17,6 @@ A format of 255 steps is tried on an eighth of the range, too, and its steps are
 than bins.
 """
 
-Array = npt.NDArray[Any]
 Range = tuple[float, float]
 
 # Shares of the whole range that are tried. Below an eighth, steps would be finer than bins.

@@ -25,7 +25,6 @@ from qdqtune.calibration._array_files import (
     tensor_file,
 )
 from qdqtune.calibration._expected_inputs import (
-    Array,
     ExpectedInput,
     Layout,
     check_dtype,
@@ -40,6 +39,7 @@ from qdqtune.calibration._random_inputs import Feeds
 from qdqtune.calibration._user_code import UserFunction, find_function
 from qdqtune.engines._worker_environment import read_arrays, write_arrays
 from qdqtune.graph._atomic_files import TemporaryFolder
+from qdqtune.qdq._encoding import Array
 from qdqtune.records._errors import UsageError
 
 __all__ = ["ExpectedInput", "SampleSet", "expected_inputs", "open_samples"]

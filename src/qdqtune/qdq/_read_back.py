@@ -6,17 +6,17 @@ Q may stand for an activation.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from qdqtune.graph._editing import add_constant
-from qdqtune.graph._index import FreeNames, value_names
+from qdqtune.graph._index import FreeNames, GraphIndex, value_names
 from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE, WEIGHTED_OPS, input_at, is_op
 from qdqtune.qdq._encoding import ReadEncoding, dequantize, wider
 from qdqtune.qdq._insert import COPY_OF
+from qdqtune.qdq._op_units import canonical
 from qdqtune.records._errors import ModelError
 from qdqtune.records._placement import Edge, Placement
 
@@ -91,7 +91,7 @@ class _Stripper:
         self._foreign = foreign
         self._activations: dict[ir.Value, ir.Value] = {}
         self._graph = model.graph
-        self._graphs = tuple(model.graphs())
+        self._model = model
         self._originals = weights_from.graph.initializers if weights_from else {}
         self._edges: dict[tuple[ir.Value, str, int], None] = {}
         self._encodings: list[tuple[ir.Value, ReadEncoding]] = []
@@ -213,10 +213,9 @@ class _Stripper:
             assert origin.const_value is not None
             for user, position in tuple(origin.uses()):
                 edge = (origin, user.name or "", position)
-                is_propagated = (
-                    _propagates_weight(user, self._graph) and user.outputs[0] not in quantized
-                )
-                if not is_propagated or edge not in self._edges:
+                if edge not in self._edges or user.outputs[0] in quantized:
+                    continue
+                if not _propagates_weight(user, self._graph):
                     continue
                 tensor, propagated = _propagate(origin.const_value, encoding, user)
                 output = user.outputs[0]
@@ -254,24 +253,14 @@ class _Stripper:
 
     def reading(self) -> ReadResult:
         edges = frozenset(Edge(value.name or "", node, index) for value, node, index in self._edges)
-        quantized = Counter(edge.tensor for edge in edges)
-        outputs = {
-            value.name or ""
-            for value, _, _ in self._edges
-            if not value.is_initializer()
-            and self._reader_count(value) == quantized[value.name or ""]
-        }
+        placement = canonical(GraphIndex(self._model), Placement(edges))
         encodings: dict[str, ReadEncoding] = {}
         for value, encoding in self._encodings:
             name = value.name or ""
             encodings[name] = wider(encodings.get(name, encoding), encoding)
-        left = sum(is_op(node, QUANTIZE, DEQUANTIZE) for graph in self._graphs for node in graph)
-        placement = Placement(edges, frozenset(outputs))
+        nodes = (node for graph in self._model.graphs() for node in graph)
+        left = sum(is_op(node, QUANTIZE, DEQUANTIZE) for node in nodes)
         return ReadResult(placement, encodings, self._pairs, left, len(self._rounded))
-
-    def _reader_count(self, value: ir.Value) -> int:
-        nodes = sum(user.graph is self._graph for user, _ in value.uses())
-        return nodes + sum(output is value for output in self._graph.outputs)
 
 
 def _dequantized(
@@ -326,7 +315,7 @@ def _encoding_of(node: ir.Node) -> ReadEncoding | None:
 
 
 def _constant_of(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """Return the constant behind a value; defaults of inputs count as well."""
+    """Return the constant behind a value; unlike `constant_of`, defaults of inputs count."""
     return ir.convenience.get_const_tensor(value) if value is not None else None
 
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from qdqtune.graph._op_classes import COPY_OPS, is_op
-from qdqtune.rules._placement_draft import Draft, rule
-from qdqtune.rules._tracing import readers_through, source_through, sources_through
+from qdqtune.rules._placement_draft import (
+    Draft,
+    readers_through,
+    rule,
+    source_through,
+    sources_through,
+)
 
 _LONGEST = 512
 _LEAST_HEAD, _LARGEST_HEAD = 9, 256

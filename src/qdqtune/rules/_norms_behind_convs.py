@@ -8,8 +8,7 @@ from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import CONV_OPS, COPY_OPS, NORM_OPS, POOL_OPS, is_op
 from qdqtune.qdq._op_units import role_rule
 from qdqtune.records._placement import Edge
-from qdqtune.rules._placement_draft import Draft, rule
-from qdqtune.rules._tracing import readers_through, source_through
+from qdqtune.rules._placement_draft import Draft, readers_through, rule, source_through
 
 _PASSING = COPY_OPS | {"Cast"}
 _POINTWISE = frozenset(

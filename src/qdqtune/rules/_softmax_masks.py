@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from qdqtune.graph._op_classes import COPY_OPS, is_op
-from qdqtune.rules._placement_draft import Draft, rule
-from qdqtune.rules._tracing import readers_through
+from qdqtune.rules._placement_draft import Draft, readers_through, rule
 
 
 @rule(

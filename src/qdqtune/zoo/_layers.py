@@ -311,9 +311,9 @@ def linear(b: GraphBuilder, x: Value, name: str, width: int, *, gain: float = 1.
     return b.node("Add", f"{name}.add", [product, b.initializer(f"{name}.bias", bias)])
 
 
-def gemm(b: GraphBuilder, x: Value, name: str, width: int, *, gain: float = 1.0) -> Value:
+def gemm(b: GraphBuilder, x: Value, name: str, width: int) -> Value:
     """Adds a Gemm on a matrix, the weight stored transposed as classifiers have it."""
-    weight, bias, marginal = _draw_linear(b, x, name, width, gain, transposed=True)
+    weight, bias, marginal = _draw_linear(b, x, name, width, 1.0, transposed=True)
     operands = b.parameters(name, weight=weight, bias=bias)
     shape = (x.shape[0], width)
     return b.node("Gemm", name, [x, *operands], shape=shape, marginal=marginal, transB=1)
