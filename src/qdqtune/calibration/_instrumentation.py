@@ -263,24 +263,19 @@ class _Statistics(PackedOutput):
         even = self.add("Mul", [times, self.constant([2])], f"{label}_even")
         return self.add("Add", [even, self.constant([1])], f"{label}_step")
 
-    def parted(self, output: Array) -> Iterator[Array]:
+    def parted(self, output: Array) -> tuple[Array, list[Array]]:
         """Take the output of a run apart.
 
         Returns:
-            First an array with a row of `_REDUCTIONS` per tensor; then, of each tensor, the values.
+            An array with a row of `_REDUCTIONS` per tensor, and the values of each.
         """
-        head = len(_REDUCTIONS)
-        if not self._with_values:
-            yield output.reshape(-1, head)
-            return
-        starts, at = [], 0
+        rows, values, at = [], [], 0
         for _ in self.order:
-            starts.append(at)
-            at += head + 1 + int(output[at + head])
-        yield output[np.array(starts)[:, None] + np.arange(head)]
-        for start in starts:
-            first = start + head + 1
-            yield output[first : first + int(output[start + head])]
+            end = at + len(_REDUCTIONS)
+            rows.append(output[at:end])
+            at = end + 1 + int(output[end]) if self._with_values else end
+            values.append(output[end + 1 : at])
+        return np.array(rows), values
 
 
 def even_step(shape: Sequence[int], count: int) -> int:
@@ -358,9 +353,9 @@ def collect_statistics(
         with running(base, worker, model, options) as run:
             for feeds in samples:
                 at = f" on sample {extremes.samples}"
-                reduced, *values = statistics.parted(run(feeds)[_EXTREMES])
+                reduced, values = statistics.parted(run(feeds)[_EXTREMES])
                 extremes.add(reduced)
-                for histogram, some in zip(histograms.values(), values, strict=True):
+                for histogram, some in zip(histograms.values(), values, strict=False):
                     histogram.add(some)
                 if progress is not None:
                     progress(extremes.samples, total)

@@ -160,10 +160,8 @@ class Encoder:
         return "constant"
 
     def _encode(self, edge: Edge, role: Role, siblings: Siblings) -> Encoding:
-        if role == "activation":
-            return self._activation(edge.tensor, siblings)
-        if role == "constant":
-            return self._constant(edge.tensor)
+        if role in ("activation", "constant"):
+            return self._operand(edge.tensor, siblings)
         operands = self._operands_of(edge.node)
         if role == "weight":
             return self._weight(operands, siblings)
@@ -174,26 +172,20 @@ class Encoder:
                     f"Add {operand.tensor!r} (input {operand.position}) to the placement, or drop "
                     "the bias.",
                 )
-        data, weight = self._data(operands, siblings), self._weight(operands, siblings)
+        data = self._operand(operands.data.tensor, siblings)
+        weight = self._weight(operands, siblings)
         key = ("bias", edge.tensor, data.key, weight.key)
         if key not in self._constants:
             self._constants[key] = encode_bias(self._values(edge.tensor), data, weight)
         return self._constants[key]
 
-    def _data(self, operands: _Operands, siblings: Siblings) -> Encoding:
-        tensor = operands.data.tensor
-        if self.index.is_constant(tensor):
-            return self._constant(tensor)
-        return self._activation(tensor, siblings)
-
-    def _activation(self, tensor: str, siblings: Siblings) -> Encoding:
-        """The encoding of an activation: its own, or one for all that it is moved together with."""
-        together = siblings.of(tensor)
-        if len(together) == 1 and self.index.is_constant(together[0]):
-            return self._constant(together[0])
-        layout = self.format.activation
-        if self.format.operand is not None and siblings.is_multiplied(together):
-            layout = self.format.operand
+    def _operand(self, tensor: str, siblings: Siblings) -> Encoding:
+        """The encoding of a tensor: its own, or one for all that it is moved together with."""
+        together = (tensor,) if self.index.is_constant(tensor) else siblings.of(tensor)
+        is_constant = len(together) == 1 and self.index.is_constant(together[0])
+        layout = self.format.operand
+        if layout is None or is_constant or not siblings.is_multiplied(together):
+            layout = self.format.activation
         return self._together(together, layout)
 
     def _together(self, tensors: tuple[str, ...], layout: TensorFormat) -> Encoding:
@@ -225,20 +217,17 @@ class Encoder:
             )
         return self.ranges.by_tensor[tensor]
 
-    def _constant(self, tensor: str) -> Encoding:
-        return self._together((tensor,), self.format.activation)
-
     def _weight(self, operands: _Operands, siblings: Siblings) -> Encoding:
         name = operands.weight.tensor
         if not self.index.is_constant(name):
-            return self._activation(name, siblings)
+            return self._operand(name, siblings)
         key = ("weight", name, operands.axis)
         if key not in self._constants:
             self._constants[key] = self._new_weight(name, operands.axis)
         encoding, bias = self._constants[key], operands.bias
         if bias is None or bias not in siblings.wanted:
             return encoding
-        data = self._data(operands, siblings)
+        data = self._operand(operands.data.tensor, siblings)
         key = ("weight for a bias", name, bias.tensor, operands.axis, data.key)
         if key not in self._constants:
             precision = self._precision(name)
