@@ -25,7 +25,7 @@ from qdqtune.calibration._layer_errors_pairs import Pairing, QuantizedOp, reads
 from qdqtune.calibration._random_inputs import Feeds
 from qdqtune.engines._reference_engine import AS_WRITTEN
 from qdqtune.engines._worker import OpenModel, Worker, WorkerFailure
-from qdqtune.graph._disk_errors import writing
+from qdqtune.graph._atomic_files import writing
 from qdqtune.graph._files import load_model
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._input_shapes import model_inputs
