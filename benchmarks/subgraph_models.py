@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 
-from qdqtune.zoo._builder import GraphBuilder, Value
+from qdqtune.zoo._builder import GraphBuilder, Marginal, Value
 from qdqtune.zoo._layers import (
     POINTWISE,
     Window,
@@ -23,7 +23,6 @@ from qdqtune.zoo._layers import (
     relu,
     relu6,
 )
-from qdqtune.zoo._marginals import Marginal
 
 MOST_CHOICES = 12
 """Ops of a model that can be quantized, at most."""

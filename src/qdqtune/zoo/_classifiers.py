@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qdqtune.records._errors import UsageError
-from qdqtune.zoo import _marginals as marginals
 from qdqtune.zoo._builder import GraphBuilder, Value
 from qdqtune.zoo._layers import (
     POINTWISE,
@@ -31,6 +30,7 @@ from qdqtune.zoo._layers import (
     pooled,
     relu,
     relu6,
+    sigmoid_of,
     silu,
 )
 
@@ -270,7 +270,7 @@ def _squeeze_excite(b: GraphBuilder, x: Value, name: str, squeezed: int) -> Valu
     gate = global_average_pool(b, x, f"{name}.pool")
     gate = silu(b, conv(b, gate, f"{name}.reduce", squeezed), f"{name}.silu")
     gate = conv(b, gate, f"{name}.expand", x.shape[1], gain=0.3, bias_size=1.0)
-    opened = gate.marginal.through(marginals.sigmoid)
+    opened = gate.marginal.through(sigmoid_of)
     gate = b.node("Sigmoid", f"{name}.sigmoid", [gate], marginal=opened)
     scaled = x.marginal.scaled(opened.moments[0])
     return b.node("Mul", f"{name}.scale", [x, gate], marginal=scaled)

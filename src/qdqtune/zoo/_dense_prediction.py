@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qdqtune.zoo._builder import NO_VALUE, GraphBuilder, Value
+from qdqtune.zoo._builder import NO_VALUE, GraphBuilder, Marginal, Value
 from qdqtune.zoo._layers import (
     BIAS_SIZE,
     POINTWISE,
@@ -22,7 +22,6 @@ from qdqtune.zoo._layers import (
     require_multiple,
     silu,
 )
-from qdqtune.zoo._marginals import Marginal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

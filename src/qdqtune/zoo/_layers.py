@@ -11,16 +11,45 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qdqtune.records._errors import UsageError
-from qdqtune.zoo import _marginals as marginals
-from qdqtune.zoo._builder import GraphBuilder, Value
-from qdqtune.zoo._marginals import Float32s, Marginal, rounded
+from qdqtune.zoo._builder import (
+    Float32s,
+    Float64s,
+    GraphBuilder,
+    Marginal,
+    Value,
+    concatenated,
+    rounded,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import onnx
 
-    from qdqtune.zoo._marginals import Float64s
+
+def relu_of(x: Float64s) -> Float64s:
+    """max(x, 0)."""
+    return np.maximum(x, 0.0)
+
+
+def relu6_of(x: Float64s) -> Float64s:
+    """Clips to 0…6."""
+    return np.clip(x, 0.0, 6.0)
+
+
+def sigmoid_of(x: Float64s) -> Float64s:
+    """1 / (1 + exp(-x))."""
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+def silu_of(x: Float64s) -> Float64s:
+    """SiLU: x · sigmoid(x)."""
+    return x * sigmoid_of(x)
+
+
+def gelu_of(x: Float64s) -> Float64s:
+    """GELU, in its tanh form: an estimate needs no better."""
+    return 0.5 * x * (1.0 + np.tanh(0.7978845608 * (x + 0.044715 * x**3)))
 
 
 @dataclass(frozen=True)
@@ -209,19 +238,19 @@ def _conv_node(
 
 def relu(b: GraphBuilder, x: Value, name: str) -> Value:
     """Adds a Relu."""
-    return b.node("Relu", name, [x], marginal=x.marginal.through(marginals.relu))
+    return b.node("Relu", name, [x], marginal=x.marginal.through(relu_of))
 
 
 def relu6(b: GraphBuilder, x: Value, name: str) -> Value:
     """Adds a Clip to 0…6."""
     bounds = [b.shared_scalar("relu6.min", 0.0), b.shared_scalar("relu6.max", 6.0)]
-    return b.node("Clip", name, [x, *bounds], marginal=x.marginal.through(marginals.relu6))
+    return b.node("Clip", name, [x, *bounds], marginal=x.marginal.through(relu6_of))
 
 
 def silu(b: GraphBuilder, x: Value, name: str) -> Value:
     """Adds x · Sigmoid(x)."""
     gate = b.node("Sigmoid", f"{name}.sigmoid", [x])
-    return b.node("Mul", f"{name}.mul", [x, gate], marginal=x.marginal.through(marginals.silu))
+    return b.node("Mul", f"{name}.mul", [x, gate], marginal=x.marginal.through(silu_of))
 
 
 def add(b: GraphBuilder, x: Value, y: Value, name: str) -> Value:
@@ -233,7 +262,7 @@ def concat(b: GraphBuilder, values: Sequence[Value], name: str) -> Value:
     """Adds a Concat along channels."""
     batch, _, *size = values[0].shape
     channels = sum(value.shape[1] for value in values)
-    marginal = marginals.concatenated([value.marginal for value in values])
+    marginal = concatenated([value.marginal for value in values])
     return b.node("Concat", name, values, shape=(batch, channels, *size), marginal=marginal, axis=1)
 
 
@@ -338,7 +367,7 @@ def gelu(b: GraphBuilder, x: Value, name: str) -> Value:
     erf = b.node("Erf", f"{name}.erf", [scaled])
     raised = b.node("Add", f"{name}.add", [erf, b.shared_scalar("gelu.one", 1.0)])
     product = b.node("Mul", f"{name}.mul", [x, raised])
-    marginal = x.marginal.through(marginals.gelu)
+    marginal = x.marginal.through(gelu_of)
     return b.node(
         "Mul", f"{name}.half", [product, b.shared_scalar("gelu.half", 0.5)], marginal=marginal
     )
