@@ -173,10 +173,8 @@ class RangeCache:
 
     def may_have(self, key: str) -> bool:
         """Whether there is an entry for this model and the first of these samples."""
-        if self._folder is None:
-            return False
         try:
-            return any(self._folder.glob(f"{key}-*.json"))
+            return self._folder is not None and any(self._folder.glob(f"{key}-*.json"))
         except OSError:
             return False
 
@@ -211,17 +209,17 @@ class RangeCache:
         except (OSError, OutputError) as error:
             _logger.info("ranges are not kept for the next time: %s", error)
             return
-        self._remove_oldest()
+        _remove_oldest(self._folder)
 
-    def _remove_oldest(self) -> None:
-        assert self._folder is not None
-        dated = []
-        for path in self._folder.glob("*.json"):
-            with contextlib.suppress(OSError):  # another process may have removed it
-                dated.append((path.stat().st_mtime, path))
-        for _, path in sorted(dated)[:-_MOST_FILES]:
-            with contextlib.suppress(OSError):
-                path.unlink()
+
+def _remove_oldest(folder: Path) -> None:
+    dated = []
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(OSError):  # another process may have removed it
+            dated.append((path.stat().st_mtime, path))
+    for _, path in sorted(dated)[:-_MOST_FILES]:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def user_cache() -> RangeCache:
