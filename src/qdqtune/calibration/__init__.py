@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from qdqtune._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from qdqtune.calibration._instrumentation import observe_shapes as observe_shapes
     from qdqtune.calibration._ranges import collect_ranges as collect_ranges
     from qdqtune.calibration._sample_set import SampleSet as SampleSet
     from qdqtune.calibration._sample_set import open_samples as open_samples
-    from qdqtune.calibration._instrumentation import observe_shapes as observe_shapes
     from qdqtune.records._ranges import CalibrationSource as CalibrationSource
 
 __getattr__, __dir__, __all__ = lazy_names(

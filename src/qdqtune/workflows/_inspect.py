@@ -26,8 +26,7 @@ from qdqtune.graph._input_shapes import resolve_shapes
 from qdqtune.graph._precision import convert_precision
 from qdqtune.graph._shapes import at_shapes, infer_shapes
 from qdqtune.options import configured, shared
-from qdqtune.qdq._quantization_planner import QuantizationPlanner
-from qdqtune.qdq._selection import unknown
+from qdqtune.qdq._quantization_planner import QuantizationPlanner, unknown
 from qdqtune.records._errors import EngineError, UsageError
 from qdqtune.records._inputs import request_of
 from qdqtune.records._layers import GroupRecord, GroupsRecord, LayersRecord, MappedLayer

@@ -16,6 +16,14 @@ import onnx_ir as ir
 
 from qdqtune._version import __version__
 from qdqtune.calibration._expected_inputs import expected_inputs
+from qdqtune.calibration._instrumentation import (
+    Progress,
+    collect_statistics,
+    observe_shapes,
+    unknown_tensors,
+    warn_of,
+    watched_tensors,
+)
 from qdqtune.calibration._random_inputs import Feeds, random_inputs
 from qdqtune.calibration._ranges import (
     Calibrated,
@@ -26,13 +34,6 @@ from qdqtune.calibration._ranges import (
     user_cache,
 )
 from qdqtune.calibration._sample_set import open_samples
-from qdqtune.calibration._tensor_capture import observe_shapes, unknown_tensors
-from qdqtune.calibration._tensor_statistics import (
-    Progress,
-    collect_statistics,
-    warn_of,
-    watched_tensors,
-)
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._options import MAX, MIN, OPT, Shapes, range_options, shapes_text
 from qdqtune.engines._worker import Worker, WorkerFailure

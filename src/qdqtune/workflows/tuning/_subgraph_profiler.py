@@ -23,7 +23,7 @@ from onnx.helper import (
     make_tensor_value_info,
 )
 
-from qdqtune.calibration._tensor_capture import Array, capture_tensors
+from qdqtune.calibration._instrumentation import capture_tensors
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._comparison import compare_files
 from qdqtune.engines._options import MAX, MIN, OPT, Shapes, range_options, without_ranges
@@ -35,6 +35,7 @@ from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE
 from qdqtune.graph._prepared_model import Dims, PreparedModel, extract
 from qdqtune.graph._weights import WeightStore
+from qdqtune.qdq._encoding import Array
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.records._errors import ModelError, UsageError
