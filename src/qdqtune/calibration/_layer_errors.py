@@ -10,7 +10,7 @@ import contextlib
 import math
 import operator
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 
@@ -149,7 +149,7 @@ def _distances(
     tensors: Collection[str],
     samples: Iterable[Feeds],
     folder: Path,
-) -> Iterator[dict[str, Numbers]]:
+) -> Generator[dict[str, Numbers], None, None]:
     """Run the comparing model; it is written and opened anew where a mask is met.
 
     Yields:
@@ -215,7 +215,7 @@ class _ComparingModel(PackedOutput):
                 continue
             self._add_quantized(node)
             for value in node.outputs:
-                if value.name in tensors:
+                if value.name and value.name in tensors:
                     self.want(value.name)
         self.finish()
 

@@ -281,9 +281,10 @@ def _error(expected: npt.NDArray[Any], actual: npt.NDArray[Any]) -> TensorError:
 
 
 def _equal(expected: npt.NDArray[Any], actual: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    equal: npt.NDArray[np.bool_] = expected == actual
     if expected.dtype.kind == "f" and actual.dtype.kind == "f":
-        return (expected == actual) | (np.isnan(expected) & np.isnan(actual))
-    return np.asarray(expected == actual)
+        equal |= np.isnan(expected) & np.isnan(actual)
+    return equal
 
 
 def _is_real(dtype: np.dtype[Any]) -> bool:

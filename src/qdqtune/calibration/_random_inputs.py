@@ -120,7 +120,7 @@ def _maker(
         if dtype in _REAL_TYPES:
             return lambda rng: rng.standard_normal(shape, np.float32).astype(target)
         if dtype in _PIXEL_TYPES:
-            return partial(_between, bounds=(dtype.min, dtype.max), shape=shape, dtype=dtype)
+            return partial(_between, bounds=_extremes(dtype), shape=shape, dtype=dtype)
     return lambda _: np.ones(shape, target)
 
 

@@ -221,7 +221,7 @@ class Encoder:
         name = operands.weight.tensor
         if not self.index.is_constant(name):
             return self._operand(name, siblings)
-        key = ("weight", name, operands.axis)
+        key: tuple[object, ...] = ("weight", name, operands.axis)
         if key not in self._constants:
             self._constants[key] = self._new_weight(name, operands.axis)
         encoding, bias = self._constants[key], operands.bias
