@@ -24,7 +24,8 @@ from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import CalibrationSource, Ranges
 from qdqtune.records._tuning import BY_LAYERS, SchemeTimes, SubgraphTimes
 from qdqtune.rules._order import draft_placement
-from qdqtune.search.subgraphs._distinct_subgraphs import (
+from qdqtune.search.subgraphs._fusion_groups import FusionGroup, fusion_groups
+from qdqtune.search.subgraphs._quantizable_groups import (
     NONE,
     Content,
     Subgraph,
@@ -32,7 +33,6 @@ from qdqtune.search.subgraphs._distinct_subgraphs import (
     find_subgraphs,
     placement_inside,
 )
-from qdqtune.search.subgraphs._fusion_groups import FusionGroup, fusion_groups
 from qdqtune.testing.simulated import PROFILES, Profile, kernels_of
 
 SMALL: dict[str, dict[str, Any]] = {

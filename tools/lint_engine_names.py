@@ -19,7 +19,7 @@ from pathlib import Path
 from qdqtune.engines import _registry as registry
 
 LAYERS = ("autotune", "search", "workflows")
-COMMAND = "autotune/_command.py"  # a command line, with the flags of the autotuning guides
+COMMAND = "autotune/__main__.py"  # a command line, with the flags of the autotuning guides
 
 # Names that are no engine's, by why; most are public ones that people of other autotuners know.
 ALLOWED = {

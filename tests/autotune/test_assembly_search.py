@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from qdqtune.search._space import Group, Space, State
 from qdqtune.search.strategies._assembly_search import AssemblySearch, SubgraphTask
 from qdqtune.search.strategies._strategy import SEEDS, Limits, Score, Trial
-from qdqtune.search.subgraphs._assembly import Costs, Crossing, assemble
-from qdqtune.search.subgraphs._costs import ObservedCosts
+from qdqtune.search.subgraphs._assembly import Costs, Crossing, ObservedCosts, assemble
 from qdqtune.search.subgraphs._quantizable_groups import Choices
 from tests.conftest import model_from_text
 from tests.cutting import cut

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from qdqtune.records._errors import QdqtuneError
+from qdqtune.records._errors import AutotunerError, QdqtuneError
 from qdqtune.search._config import Config
-from qdqtune.search._errors import AutotunerError
 
 SEEDS_DEFAULTS = {
     "verbose": False,

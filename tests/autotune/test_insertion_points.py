@@ -8,7 +8,7 @@ import pytest
 
 from qdqtune.autotune import ChildRegionOutputInsertionPoint
 from qdqtune.graph._index import GraphIndex
-from qdqtune.search._errors import InvalidSchemeError
+from qdqtune.records._errors import InvalidSchemeError
 from qdqtune.search.patterns._insertion_points import (
     ChildRegionInputInsertionPoint,
     InsertionPoint,

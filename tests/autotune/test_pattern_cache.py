@@ -11,7 +11,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qdqtune.search._errors import AutotunerError
+from qdqtune.records._errors import AutotunerError
 from qdqtune.search.patterns._insertion_points import NodeInputInsertionPoint
 from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.search.patterns._region_pattern import InsertionScheme, PatternSchemes, RegionPattern

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarks.regions import split_concat_chain
 
-from qdqtune.search._errors import InvalidSchemeError
+from qdqtune.records._errors import InvalidSchemeError
 from qdqtune.search.patterns._insertion_points import (
     ChildRegionInputInsertionPoint,
     NodeInputInsertionPoint,

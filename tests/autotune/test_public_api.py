@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import qdqtune.autotune as autotune
-from qdqtune.autotune import _aliases as aliases
 
 IN_WORKFLOWS = {"TensorRTPyBenchmark", "TrtExecBenchmark"}
 SEEDS = {
@@ -44,12 +43,14 @@ def test_what_is_declared_for_type_checkers_is_what_is_offered() -> None:
         alias.asname or alias.name
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom)
-        and (node.module or "").startswith(("qdqtune.autotune.", "qdqtune.search."))
+        and (node.module or "").startswith(
+            ("qdqtune.autotune.", "qdqtune.records.", "qdqtune.search.")
+        )
         for alias in node.names
         if not (alias.asname or "").startswith("_")
     }
     assert imported | IN_WORKFLOWS == set(autotune.__all__)
-    assert set(autotune.__all__) <= set(" ".join(aliases.HOMES.values()).split())
+    assert set(autotune.__all__) <= set(" ".join(autotune._HOMES.values()).split())
 
 
 def test_both_names_of_the_output_point() -> None:
@@ -69,13 +70,13 @@ def test_importing_it_is_light() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("name", sorted(aliases.MODULES))
+@pytest.mark.parametrize("name", sorted(autotune._MODULES))
 def test_modules_of_other_tools(name: str) -> None:
     path = f"qdqtune.autotune.{name}"
     module = importlib.import_module(path)
     assert getattr(autotune, name) is module
     assert importlib.util.find_spec(path) is not None
-    offered = aliases.MODULES[name]
+    offered = autotune._MODULES[name]
     assert set(offered) <= set(dir(module))
     for each in offered:
         value = getattr(module, each)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtune.graph._index import GraphIndex
-from qdqtune.search._errors import AutotunerError, InvalidSchemeError
+from qdqtune.records._errors import AutotunerError, InvalidSchemeError
 from qdqtune.search.patterns._insertion_points import ResolvedInsertionPoint
 from qdqtune.search.patterns._region_pattern import InsertionScheme, RegionPattern
 from qdqtune.search.regions._canonical import canonical_region

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from qdqtune.search._errors import InvalidSchemeError
+from qdqtune.records._errors import InvalidSchemeError
 from qdqtune.search.patterns._insertion_points import (
     ChildRegionInputInsertionPoint,
     NodeInputInsertionPoint,

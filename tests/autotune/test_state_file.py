@@ -12,9 +12,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qdqtune.records._errors import OutputError
+from qdqtune.records._errors import AutotunerError, OutputError
 from qdqtune.search._config import Config
-from qdqtune.search._errors import AutotunerError
 from qdqtune.search.patterns._region_pattern import PatternSchemes
 from qdqtune.search.patterns._state_file import pattern_cache_path, read_state, write_state
 from tests.autotune.strategies import patterns

@@ -88,7 +88,7 @@ def test_a_broken_plugin_is_named_with_its_package(announce: Announce, code: str
 def test_two_packages_with_one_name_are_refused(announce: Announce) -> None:
     announce(toy(), "one_by_one = toy_strategies:OneByOne")
     announce(toy(), "one_by_one = other_strategies:OneByOne", package="other_strategies")
-    with pytest.raises(UsageError, match="another package has a strategy of that name"):
+    with pytest.raises(UsageError, match="another package has one of that name"):
         strategy_class("one_by_one")
 
 

@@ -17,7 +17,7 @@ from qdqtune.engines._worker import Worker
 from qdqtune.engines.layers._latency import Borders, split_at_borders
 from qdqtune.graph._index import GraphIndex
 from qdqtune.records._measurement import LayerTime
-from qdqtune.search.subgraphs._distinct_subgraphs import placement_inside
+from qdqtune.search.subgraphs._quantizable_groups import placement_inside
 
 TEXT = """g (float[1,32,32,32] x) => (float[1,32,32,32] y) {
     a = Conv<pads=[1,1,1,1]>(x, w)

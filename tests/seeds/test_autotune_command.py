@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtune.autotune import _command as autotune
+from qdqtune.autotune import __main__ as autotune
 from qdqtune.autotune.__main__ import apply_mode_presets, get_parser, main
 from qdqtune.config import TuneConfig
 from qdqtune.records._inputs import InputRequest

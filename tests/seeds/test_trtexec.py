@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtune.autotune._command import main
+from qdqtune.autotune.__main__ import main
 from qdqtune.autotune.workflows import generate_graph_json, groups_of
 from qdqtune.engines._comparison import compare_files
 from qdqtune.engines.layers._files import read_layer_info

@@ -26,11 +26,16 @@ import pytest
 from qdqtune.engines._worker import Worker
 from qdqtune.graph._files import load_model
 from qdqtune.qdq._read_back import read
-from qdqtune.records._errors import ModelError, OutputError, QdqtuneError, UsageError
+from qdqtune.records._errors import (
+    AutotunerError,
+    ModelError,
+    OutputError,
+    QdqtuneError,
+    UsageError,
+)
 from qdqtune.records._placement import Placement
 from qdqtune.records._tuning import TuneEvent, TuneResult
 from qdqtune.report._tuning import tune_text
-from qdqtune.search._errors import AutotunerError
 from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.workflows._export import export, list_candidates
 from qdqtune.workflows._interrupts import interrupt_on_signals

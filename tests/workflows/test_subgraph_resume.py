@@ -22,8 +22,8 @@ from benchmarks.subgraph_models import random_model
 
 from qdqtune.records._errors import OutputError
 from qdqtune.records._tuning import BY_TOTAL, Batch, SchemeTimes, SubgraphTimes, TuneResult
-from qdqtune.search.subgraphs._costs import ObservedCosts
-from qdqtune.search.subgraphs._distinct_subgraphs import Subgraph
+from qdqtune.search.subgraphs._assembly import ObservedCosts
+from qdqtune.search.subgraphs._quantizable_groups import Subgraph
 from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache
 from qdqtune.workflows.tuning._subgraph_profiler import SubgraphProfiler
 from qdqtune.workflows.tuning._tune import tune

@@ -1,25 +1,55 @@
-"""The autotuner: a tuning session whose outcome can be exported, saved and resumed."""
+"""The autotuner: schemes are asked for and told, region by region; exported, saved and resumed."""
 
 from __future__ import annotations
 
+import copy
 import logging
+import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx
-import onnx_ir as ir
 
-from qdqtune.autotune._pattern_profiling import add_to_cache, remember
-from qdqtune.autotune._tuned_model import AnyModel, CandidateWriter, Transform
-from qdqtune.autotune._tuning_session import TuningSession
+from qdqtune.autotune._pattern_profiling import (
+    PatternResults,
+    Profiling,
+    add_to_cache,
+    by_signature,
+    is_done,
+    is_part,
+    remember,
+    seeds_of,
+)
+from qdqtune.autotune._tuned_model import (
+    AnyModel,
+    CandidateWriter,
+    Transform,
+    TunedModel,
+    target_dialect,
+)
+from qdqtune.autotune._tuned_pattern import (
+    EdgeClosure,
+    OrtSettings,
+    Schemes,
+    TunedPattern,
+    edges_of,
+    ort_settings,
+    whole_model_schemes,
+)
 from qdqtune.graph._files import without_graphsurgeon
 from qdqtune.graph._index import GraphIndex
 from qdqtune.qdq._dialect import Dialect
+from qdqtune.records._errors import (
+    AutotunerError,
+    AutotunerNotInitializedError,
+    InvalidSchemeError,
+    NewerVersionError,
+)
 from qdqtune.records._placement import Edge, Placement
 from qdqtune.records._ranges import Ranges
 from qdqtune.search._config import Config
-from qdqtune.search._errors import AutotunerError, NewerVersionError
 from qdqtune.search.patterns._insertion_points import ResolvedInsertionPoint
 from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.search.patterns._region_pattern import PatternSchemes, known_tensors
@@ -30,54 +60,37 @@ from qdqtune.search.patterns._state_file import (
     write_state,
 )
 from qdqtune.search.regions._region import Region, RegionType, walk
-from qdqtune.search.regions._region_search import CombinedRegionSearch
+from qdqtune.search.regions._region_search import CombinedRegionSearch, adopt_regions
 
 _log = logging.getLogger(__name__)
 
-#: Node names and op types to quantize, inputs to leave float, op types with quantized outputs.
-OrtSettings = tuple[list[str], list[str], list[tuple[ir.Node, ir.Node, str]], list[str]]
 
-# The op types that such a quantizer takes for fp8.
-_FP8_OPS = frozenset({"Add", "Conv", "Gemm", "MatMul"})
+@dataclass
+class _Progress:
+    """What a session knows since it was initialized.
 
-
-def ort_settings(index: GraphIndex, edges: Collection[Edge], quant_type: str) -> OrtSettings:
-    """Describe a placement by nodes; single edges are what such quantizers are told to leave out.
-
-    Args:
-        index: The graph.
-        edges: Every edge that sees a quantized value.
-        quant_type: What it is quantized to.
-
-    Returns:
-        Names of the nodes that read something quantized; their op types; inputs of those nodes
-        that stay float all the same, as maker, reader and tensor; op types of nodes that read
-        nothing quantized, but whose result is.
+    Attributes:
+        profiling: The pattern that is being profiled.
+        book: The patterns of the regions, as they were last asked for.
+        imports: Tensors that imported models quantize.
+        unfinished: Signature of the pattern whose profiling a saved state broke off.
+        measured: Latencies by what was quantized.
+        whole_models: Whole models that are still to be tried.
     """
-    wanted = set(edges)
-    readers = {edge.node for edge in wanted if edge.node}
-    if quant_type == "fp8":
-        readers = {name for name in readers if index.node[name].op_type in _FP8_OPS}
-    nodes = [node for node in index.nodes if node.name in readers]
-    makers = [index.value[tensor].producer() for tensor in sorted({e.tensor for e in wanted})]
-    outputs = {node.op_type for node in makers if node is not None and node.name not in readers}
-    left_float = []
-    for node in nodes:
-        for position, value in enumerate(node.inputs):
-            name = value.name or "" if value is not None else ""
-            producer = index.value[name].producer() if name else None
-            is_quantized = Edge(name, node.name or "", position) in wanted
-            if producer is not None and not is_quantized and index.is_float(name):
-                left_float.append((producer, node, name))
-    op_types = sorted({node.op_type for node in nodes})
-    return [node.name or "" for node in nodes], op_types, left_float, sorted(outputs)
+
+    profiling: Profiling | None = None
+    book: PatternResults | None = None
+    imports: list[frozenset[str]] = field(default_factory=list)
+    unfinished: str | None = None
+    measured: dict[frozenset[Edge], float] = field(default_factory=dict)
+    whole_models: Iterator[Schemes] | None = None
 
 
-class QDQAutotunerBase(TuningSession):
+class QDQAutotunerBase:
     """Tunes regions that a subclass supplies: set `regions` before `initialize`.
 
-    Regions with the same structure and shapes are tuned together. A scheme owns only its own
-    points; what is exported is the union over all regions.
+    It hands out schemes and takes latencies. Regions with the same structure and shapes are tuned
+    together. A scheme owns only its own points; what is exported is the union over all regions.
 
     Args:
         model: A model, the path of one, another autotuner's `graph`, or an onnx_graphsurgeon
@@ -86,6 +99,15 @@ class QDQAutotunerBase(TuningSession):
         dialect: A dialect, or its name; None is that of the engine on this machine.
         input_shapes: Shapes of inputs whose dims the model leaves open.
         seed: What chance starts from.
+
+    Attributes:
+        regions: The regions, in the order in which they are to be tuned.
+        profiled_patterns: What was tried, of patterns that are done.
+        current_profile_region: The region that is being profiled.
+        config: The settings.
+        initialized: Whether `initialize` was called.
+        baseline_latency_ms: Latency of the float model, once it was submitted.
+        pattern_cache: The best schemes, of this run and of those before it.
 
     Raises:
         TypeError: If it is no model.
@@ -101,10 +123,21 @@ class QDQAutotunerBase(TuningSession):
         seed: int = 0,
     ) -> None:
         model = without_graphsurgeon(model)
-        super().__init__(model, dialect=dialect, input_shapes=input_shapes, seed=seed)
+        self.regions: list[Region] = []
+        self.profiled_patterns: list[PatternSchemes] = []
+        self.current_profile_region: Region | None = None
+        self.config = Config()
+        self.initialized = False
+        self.baseline_latency_ms: float | None = None
+        self.pattern_cache: PatternCache | None = None
+        self._model = TunedModel(model, input_shapes)
         self._proto = model if isinstance(model, onnx.ModelProto) else None
+        self._asked_dialect = dialect
+        self._dialect: Dialect | None = None
         self._ranges: Ranges | None = None
         self._writer: CandidateWriter | None = None
+        self._seed = seed
+        self._progress = _Progress()
 
     @property
     def onnx_model(self) -> onnx.ModelProto:
@@ -112,6 +145,39 @@ class QDQAutotunerBase(TuningSession):
         if self._proto is None:
             self._proto = onnx.ModelProto.FromString(self._candidates().export(frozenset()))
         return self._proto
+
+    @property
+    def graph(self) -> GraphIndex:
+        """The float model that is tuned, folded: regions hold positions of its nodes."""
+        return self._model.index
+
+    @property
+    def dialect(self) -> Dialect:
+        """How Q/DQ is written."""
+        if self._dialect is None:
+            self._dialect = target_dialect(self._asked_dialect, self.config.default_quant_type)
+        return self._dialect
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells the model that is tuned from others."""
+        return self._model.fingerprint
+
+    @property
+    def current_profile_pattern_schemes(self) -> PatternSchemes | None:
+        """The schemes of the pattern that is being profiled; None if none is, or it is done."""
+        return self._progress.profiling.schemes if self._progress.profiling is not None else None
+
+    @property
+    def current_insertion_scheme_index(self) -> int:
+        """The place of the scheme that was generated last; -1 if there is none."""
+        return self._progress.profiling.index if self._progress.profiling is not None else -1
+
+    @current_insertion_scheme_index.setter
+    def current_insertion_scheme_index(self, index: int) -> None:
+        self._require_region()
+        if self._progress.profiling is not None:
+            self._progress.profiling.select(index)
 
     def initialize(
         self, config: Config | None = None, pattern_cache: PatternCache | None = None
@@ -125,8 +191,97 @@ class QDQAutotunerBase(TuningSession):
         Raises:
             AutotunerError: If a setting makes no sense, or a region doesn't fit the model.
         """
-        super().initialize(config, pattern_cache)
+        self.initialized = False
+        self.config = replace(config) if config is not None else Config()
+        self._dialect = None
+        least_opset = self.dialect.format_of(self.config.default_quant_type).least_opset
+        graph_changed = self._model.raise_to(least_opset)
+        self.regions = adopt_regions(self._find_regions(graph_changed), self.graph)
+        self.profiled_patterns = []
+        self.baseline_latency_ms = None
+        self.pattern_cache = pattern_cache or PatternCache(
+            minimum_distance=self.config.pattern_cache_minimum_distance,
+            max_entries_per_pattern=self.config.pattern_cache_max_entries_per_pattern,
+        )
+        self.current_profile_region = None
+        self._progress = _Progress()
         self._writer = None
+        self.initialized = True
+        self._warn_if_nothing()
+        self._say("%d regions of %d patterns", len(self.regions), len(self._book.by_signature))
+        self._tell_cache()
+
+    def set_profile_region(self, region: Region | None, commit: bool = True) -> None:
+        """Turn to a region.
+
+        Args:
+            region: One of `regions`; None for none.
+            commit: Whether the best scheme of the pattern that was profiled so far is kept.
+
+        Raises:
+            InvalidSchemeError: If the region is not one of `regions`.
+        """
+        self._require_initialized()
+        if region is not None and region not in self._book.of_region:
+            raise InvalidSchemeError(
+                f"{region!r} is not one of this autotuner's regions.", "Take it from `regions`."
+            )
+        if commit and self._progress.profiling is not None:
+            self.profiled_patterns += self._progress.profiling.results
+            remember(self._cache, self._progress.profiling)
+        self._progress.profiling = None
+        self.current_profile_region = region
+        if region is not None:
+            self._begin(self._book.of_region[region])
+
+    def generate(self) -> int:
+        """Get the next scheme to measure; `export_onnx` writes the model with it.
+
+        Schemes from the cache and imported ones come first. For the first pattern, whole models
+        follow, as `tune` would try them: the best of them is what all other schemes are tried in.
+        Then comes the scheme with all points, then variations of the fastest.
+
+        Returns:
+            Its place in `current_profile_pattern_schemes`; -1 if there is no other one.
+
+        Raises:
+            InvalidSchemeError: If there is no region to tune.
+        """
+        self._require_region()
+        profiling = self._progress.profiling
+        return profiling.generate(self._whole_models()) if profiling is not None else -1
+
+    def submit(self, latency_ms: float, success: bool = True) -> None:
+        """Tell what was measured: first ever the float model, then each generated scheme.
+
+        Args:
+            latency_ms: The latency; what can't be one (not above 0, or infinite) is a failure.
+            success: Whether the model ran.
+
+        Raises:
+            AutotunerError: If the float model failed.
+            InvalidSchemeError: If no scheme was generated that it could be of.
+        """
+        self._require_initialized()
+        latency_ms = float(latency_ms)
+        is_sound = success and 0 < latency_ms < math.inf
+        if self.baseline_latency_ms is not None:
+            self._require_region()
+            if self._progress.profiling is None:
+                raise InvalidSchemeError(
+                    "The pattern of this region was profiled before.", "Go on to the next region."
+                )
+            self._progress.profiling.submit(latency_ms, success=is_sound)
+            return
+        if not is_sound:
+            raise AutotunerError(
+                f"The float model failed, or its latency of {latency_ms} ms is none.",
+                "Measure the model that export_onnx(insert_qdq=False) writes, and submit that.",
+            )
+        self.baseline_latency_ms = self._progress.measured[frozenset()] = latency_ms
+        self._say("the float model takes %.4f ms", latency_ms)
+        if self._progress.profiling is not None:
+            self._progress.profiling.enter_empty(latency_ms)
 
     def get_resolved_insertion_points(
         self, best: bool = True, verbose: bool = False
@@ -236,10 +391,7 @@ class QDQAutotunerBase(TuningSession):
             output_path,
             baseline_latency_ms=self.baseline_latency_ms,
             config=self.config,
-            patterns=[
-                *self.profiled_patterns,
-                *([current.schemes, *current.parts] if current is not None else []),
-            ],
+            patterns=[*self.profiled_patterns, *(current.results if current is not None else ())],
             current_signature=self._progress.unfinished
             if current is None
             else current.schemes.pattern_signature,
@@ -280,6 +432,116 @@ class QDQAutotunerBase(TuningSession):
         self.current_profile_region = None
         self._progress.measured, self._progress.whole_models = {}, iter(())
 
+    def _find_regions(self, graph_changed: bool) -> Iterable[Region]:
+        """The regions to tune; here those that somebody set."""
+        if graph_changed and self.regions:
+            raise AutotunerError(
+                f"The model had to be raised to a newer opset for "
+                f"{self.config.default_quant_type}, and the regions no longer fit it.",
+                "Convert the model first, and make the regions for the new one.",
+            )
+        return self.regions
+
+    @property
+    def _book(self) -> PatternResults:
+        """The patterns of the regions, which somebody may have set anew."""
+        if self._progress.book is None or list(self._progress.book.of_region) != self.regions:
+            self.regions = adopt_regions(self.regions, self.graph)
+            closure = EdgeClosure(self.graph, self.dialect, self.config.default_quant_type)
+            self._progress.book = PatternResults(self.regions, self.graph, closure)
+        return self._progress.book
+
+    def _warn_if_nothing(self) -> None:
+        why = self._book.closure.why_nothing
+        if why:
+            what = f"{self.config.default_quant_type} for {self.dialect.name}"
+            _log.warning("nothing of the model can be quantized to %s: %s", what, why)
+
+    def _begin(self, tuned: TunedPattern) -> None:
+        """Profile a pattern, unless that was done before."""
+        done = by_signature(self.profiled_patterns)
+        own, structure = done.get(tuned.pattern.signature), done.get(tuned.plain.signature)
+        known = own or structure
+        is_unfinished = known is not None and known.pattern_signature == self._progress.unfinished
+        if known is not None and is_done(known, tuned) and not is_unfinished:
+            self._say("%s was profiled before", tuned.pattern.get_short_signature())
+            return
+        seeds = seeds_of(tuned, self._progress.imports, self._cache, self.config)
+        if own is not None:
+            if is_part(own) and self.baseline_latency_ms is not None:
+                own.schemes[0].latency_ms = self._best_latency_ms(self.baseline_latency_ms)
+            self.profiled_patterns.remove(own)
+            seeds = [*own.schemes, *seeds]
+        elif structure is not None:  # it may stand for other shapes, too, and stays
+            seeds = [*copy.deepcopy(tuned.fitting(structure.schemes)), *seeds]
+        if is_unfinished:
+            self._progress.unfinished = None
+        others = self._choices(best=True, with_imports=False)
+        self._progress.profiling = Profiling(
+            tuned, seeds, others, self._progress.measured, self.config, self._seed
+        )
+        if self.baseline_latency_ms is not None:
+            self._progress.profiling.enter_empty(self._best_latency_ms(self.baseline_latency_ms))
+
+    def _whole_models(self) -> Iterator[Schemes]:
+        """Whole models to try; none once a pattern is done, or without the float latency."""
+        if self.profiled_patterns or not self._progress.measured:
+            return iter(())
+        if self._progress.whole_models is None and self.config.maximum_mutations:
+            patterns = self._book.by_signature.values()
+            self._progress.whole_models = whole_model_schemes(
+                patterns, self._book.closure, self._cache, self._seed, self._progress.measured
+            )
+        return self._progress.whole_models or iter(())
+
+    def _choices(self, best: bool, with_imports: bool = True) -> Schemes:
+        """The scheme of each pattern that has one.
+
+        Candidates are compared with what was measured: imported schemes are not part of them.
+        """
+        is_candidate = self._progress.profiling is not None and not best
+        imported = self.pattern_cache if with_imports and not is_candidate else None
+        return self._book.choices(
+            self.profiled_patterns, self._progress.profiling, imported, best=best
+        )
+
+    def _edges(self, best: bool) -> frozenset[Edge]:
+        return edges_of(self._choices(best))
+
+    def _best_latency_ms(self, baseline_ms: float) -> float:
+        found = (each.best_scheme for each in self.profiled_patterns)
+        return min([baseline_ms, *(best.latency_ms for best in found if best is not None)])
+
+    @property
+    def _cache(self) -> PatternCache:
+        assert self.pattern_cache is not None
+        return self.pattern_cache
+
+    def _require_initialized(self) -> None:
+        if not self.initialized:
+            raise AutotunerNotInitializedError(
+                "The autotuner is not initialized.", "Call initialize() first."
+            )
+
+    def _require_region(self) -> None:
+        self._require_initialized()
+        if self.current_profile_region is None:
+            raise InvalidSchemeError(
+                "There is no region to tune.", "Call set_profile_region(region) first."
+            )
+
+    def _tell_cache(self) -> None:
+        """How much of a pattern cache that was given the model has."""
+        known = self._cache.num_patterns
+        found = self._cache.occurring(each.pattern for each in self._book.by_signature.values())
+        if known and not found:
+            _log.warning("none of the %d patterns in the cache occur in this model", known)
+        elif known:
+            _log.info("%d of the %d patterns in the cache occur in this model", found, known)
+
+    def _say(self, message: str, *args: object) -> None:
+        _log.log(logging.INFO if self.config.verbose else logging.DEBUG, message, *args)
+
     def _load_cache(self, path: str | os.PathLike[str]) -> None:
         """The cache only says what to try first: a damaged one is no reason to stop."""
         try:
@@ -305,10 +567,10 @@ class QDQAutotunerBase(TuningSession):
                 "%s does not say which model it belongs to: it is taken for this one", path
             )
         saved = {"quant_type": state.config.default_quant_type, **state.header}
-        for field, own in self._header().items():
-            if saved.get(field, own) != own:
+        for name, own in self._header().items():
+            if saved.get(name, own) != own:
                 raise AutotunerError(
-                    f"{path} is of another {field}: {saved[field]!r}, not {own!r}.",
+                    f"{path} is of another {name}: {saved[name]!r}, not {own!r}.",
                     "Use the state file of this model and these settings, or start a new one.",
                 )
 

@@ -10,12 +10,17 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from itertools import chain
 
-from qdqtune.autotune._tuned_pattern import EdgeClosure, TunedPattern, patterns_of
-from qdqtune.autotune._whole_model_search import Schemes, edges_of
+from qdqtune.autotune._tuned_pattern import (
+    EdgeClosure,
+    Schemes,
+    TunedPattern,
+    edges_of,
+    patterns_of,
+)
 from qdqtune.graph._index import GraphIndex
+from qdqtune.records._errors import InvalidSchemeError
 from qdqtune.records._placement import Edge
 from qdqtune.search._config import Config
-from qdqtune.search._errors import InvalidSchemeError
 from qdqtune.search.patterns._insertion_points import InsertionPoint
 from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.search.patterns._region_pattern import InsertionScheme, PatternSchemes
@@ -209,24 +214,19 @@ class Profiling:
         return None
 
     @property
-    def parts(self) -> list[PatternSchemes]:
-        """The schemes of other patterns in the best model, if that was found as a whole.
+    def results(self) -> list[PatternSchemes]:
+        """Its schemes, and those of other patterns in the best model, if that was found as a whole.
 
-        Each pattern also has an empty scheme that is to be measured: it is not done.
+        Each of the others also has an empty scheme that is to be measured: it is not done.
         """
+        found = [self.schemes]
         best = self.schemes.best_scheme
-        others = self.others(best)
-        if best is None or not others:
-            return []
-        ms, when = best.latency_ms, best.profile_timestamp
-        return [
-            PatternSchemes(
-                tuned.pattern,
-                [replace(each, latency_ms=ms, profile_timestamp=when), InsertionScheme()],
-            )
-            for tuned, each in others.items()
-            if tuned is not self.tuned
-        ]
+        for tuned, each in (self.others(best) or {}).items():
+            if best is not None and tuned is not self.tuned:
+                ms, when = best.latency_ms, best.profile_timestamp
+                part = replace(each, latency_ms=ms, profile_timestamp=when)
+                found.append(PatternSchemes(tuned.pattern, [part, InsertionScheme()]))
+        return found
 
     def submit(self, latency_ms: float, *, success: bool) -> None:
         """Take the latency of the scheme that was handed out last.
@@ -404,6 +404,6 @@ def is_done(schemes: PatternSchemes, tuned: TunedPattern) -> bool:
 
 
 def is_part(schemes: PatternSchemes) -> bool:
-    """Whether these are what `Profiling.parts` says of a pattern: its own turn is still to come."""
+    """Whether these are what `Profiling.results` says of another pattern, still to be tried."""
     measured, *others = schemes.schemes or [InsertionScheme()]
     return measured.is_profiled and others == [InsertionScheme()]

@@ -15,6 +15,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from qdqtune.engines import _registry as registry
+from qdqtune.engines._native_dialect import native_dialect
 from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._files import (
     EXTERNAL,
@@ -36,11 +38,12 @@ from qdqtune.qdq._dialect import Dialect
 from qdqtune.qdq._encoding import ReadEncoding, tells_range
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._preprocess import make_float
+from qdqtune.qdq.dialects import dialect_named
+from qdqtune.records._errors import AutotunerError, EngineError, UsageError
 from qdqtune.records._inputs import InputRequest
 from qdqtune.records._placement import Edge, Placement
 from qdqtune.records._ranges import Ranges
 from qdqtune.search._config import Config
-from qdqtune.search._errors import AutotunerError
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +53,36 @@ AnyModel = onnx.ModelProto | ir.Model | GraphIndex | str | os.PathLike[str]
 _COPIED_FROM = "qdqtune.copied_from"
 
 _OLDEST_OPSET = 13  # Q/DQ per channel, which every dialect needs
+
+
+def target_dialect(asked: Dialect | str | None, quant_type: str) -> Dialect:
+    """The dialect that was asked for, or that of the engine on this machine.
+
+    Args:
+        asked: A dialect, its name, or None. If the engine's own has no such quant type, one that
+            does is taken.
+        quant_type: What it must be able to write.
+
+    Raises:
+        AutotunerError: If there is no such dialect, or it has no such quant type.
+    """
+    if asked is None:
+        native = _native()
+        others = map(native_dialect, (registry.GUIDES_MODULE, registry.REFERENCE))
+        return next((each for each in (native, *others) if quant_type in each.formats), native)
+    try:
+        found = dialect_named(asked) if isinstance(asked, str) else asked
+        found.format_of(quant_type)
+    except UsageError as error:
+        raise AutotunerError(error.what, error.hint) from None
+    return found
+
+
+def _native() -> Dialect:
+    try:
+        return native_dialect(registry.resolve(registry.AUTO))
+    except EngineError:
+        return native_dialect(registry.GUIDES_MODULE)
 
 
 class TunedModel:

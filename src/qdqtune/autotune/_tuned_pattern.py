@@ -1,24 +1,32 @@
-"""The patterns of a model: their regions, and the edges that schemes quantize in a dialect."""
+"""The patterns of a model, what schemes quantize in a dialect, and schemes for whole models."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
+import onnx_ir as ir
+
+from qdqtune.engines.layers._latency import estimated_shares
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import WEIGHTED_OPS, is_op
 from qdqtune.qdq._dialect import Dialect
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
+from qdqtune.records._errors import InvalidSchemeError
 from qdqtune.records._placement import Edge
-from qdqtune.search._errors import InvalidSchemeError
+from qdqtune.rules._order import draft_placement
+from qdqtune.search._space import Space, State, group_ops
 from qdqtune.search.patterns._insertion_points import (
     InsertionPoint,
     ResolvedInsertionPoint,
     points_in,
     to_placement,
 )
+from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.search.patterns._region_pattern import (
     InsertionScheme,
     RegionPattern,
@@ -27,6 +35,9 @@ from qdqtune.search.patterns._region_pattern import (
 )
 from qdqtune.search.regions._canonical import CanonicalRegion
 from qdqtune.search.regions._region import Region
+from qdqtune.search.strategies._registry import make_strategy
+from qdqtune.search.strategies._strategy import Limits, Score, SearchTask
+from qdqtune.workflows.tuning._preflight import seeds_of
 
 _log = logging.getLogger(__name__)
 
@@ -89,13 +100,10 @@ class EdgeClosure:
         for tensor in filter(self._is_useful, asked.outputs):
             for edge in self._index.readers(tensor):
                 found.add(edge)
-                if self._is_weighted_kernel(edge.node):
+                # A weighted op gains nothing from one operand.
+                if edge.node in self._kernels and is_op(self._index.node[edge.node], *WEIGHTED_OPS):
                     found |= self._kernels[edge.node]
         return frozenset(found)
-
-    def _is_weighted_kernel(self, name: str) -> bool:
-        """Whether an op is quantized whole or not at all: it gains nothing from one operand."""
-        return name in self._kernels and is_op(self._index.node[name], *WEIGHTED_OPS)
 
     def _is_useful(self, tensor: str) -> bool:
         """Whether an integer kernel makes or reads a tensor, perhaps through an activation."""
@@ -215,3 +223,110 @@ def patterns_of(
         tuned = TunedPattern(forms, index, closure)
         found.update((form.region, tuned) for form in forms)
     return {region: found[region] for region in listed}
+
+
+#: Node names and op types to quantize, inputs to leave float, op types with quantized outputs.
+OrtSettings = tuple[list[str], list[str], list[tuple[ir.Node, ir.Node, str]], list[str]]
+
+# The op types that such a quantizer takes for fp8.
+_FP8_OPS = frozenset({"Add", "Conv", "Gemm", "MatMul"})
+
+
+def ort_settings(index: GraphIndex, edges: Collection[Edge], quant_type: str) -> OrtSettings:
+    """Describe a placement by nodes; single edges are what such quantizers are told to leave out.
+
+    Args:
+        index: The graph.
+        edges: Every edge that sees a quantized value.
+        quant_type: What it is quantized to.
+
+    Returns:
+        Names of the nodes that read something quantized; their op types; inputs of those nodes
+        that stay float all the same, as maker, reader and tensor; op types of nodes that read
+        nothing quantized, but whose result is.
+    """
+    wanted = set(edges)
+    readers = {edge.node for edge in wanted if edge.node}
+    if quant_type == "fp8":
+        readers = {name for name in readers if index.node[name].op_type in _FP8_OPS}
+    nodes = [node for node in index.nodes if node.name in readers]
+    makers = [index.value[tensor].producer() for tensor in sorted({e.tensor for e in wanted})]
+    outputs = {node.op_type for node in makers if node is not None and node.name not in readers}
+    left_float = []
+    for node in nodes:
+        for position, value in enumerate(node.inputs):
+            name = value.name or "" if value is not None else ""
+            producer = index.value[name].producer() if name else None
+            is_quantized = Edge(name, node.name or "", position) in wanted
+            if producer is not None and not is_quantized and index.is_float(name):
+                left_float.append((producer, node, name))
+    op_types = sorted({node.op_type for node in nodes})
+    return [node.name or "" for node in nodes], op_types, left_float, sorted(outputs)
+
+
+Schemes = Mapping[TunedPattern, InsertionScheme]
+"""The scheme of each pattern that has one."""
+
+# Latencies are measured one after the other, not side by side.
+_RELATIVE_ERROR = 0.01
+# A pattern has 30 schemes in the guides: the larger part of them is left for its own points.
+_MOST_CANDIDATES = 12
+
+
+def edges_of(schemes: Schemes) -> frozenset[Edge]:
+    """Every edge that sees a quantized value."""
+    return frozenset[Edge]().union(*(tuned.edges(each) for tuned, each in schemes.items()))
+
+
+def whole_model_schemes(
+    patterns: Collection[TunedPattern],
+    closure: EdgeClosure,
+    cache: PatternCache,
+    seed: int,
+    measured: Mapping[frozenset[Edge], float],
+) -> Iterator[Schemes]:
+    """Whole models to measure, each once, as the search of region mode asks for them.
+
+    Args:
+        patterns: The patterns of the regions; what is in none of them stays float.
+        closure: What places come to in the dialect.
+        cache: What is known of patterns.
+        seed: Decides what chance decides.
+        measured: Latencies by quantized edges, infinite for failures; those of the float model
+            and of every model that was handed out before belong there.
+    """
+    planner = closure.planner
+    ruled = draft_placement(planner, closure.quant_type).chosen
+    grouping = replace(group_ops(planner.index, planner, cache), ruled=ruled)
+    inside = {name for tuned in patterns for name in tuned.nodes}
+    groups = [group for group in grouping.groups if inside.issuperset(group.nodes)]
+    space = Space(planner, groups, estimated_shares(planner.index))
+    limits = Limits(benchmarks=_MOST_CANDIDATES)
+    seeds = seeds_of(space, {}, grouping)
+    strategy = make_strategy(SearchTask(space, seeds, limits, seed))
+    points = {tuned: [(p, tuned.edges(InsertionScheme.of([p]))) for p in tuned.points]
+              for tuned in patterns}  # fmt: skip
+
+    def schemes_of(state: State) -> Schemes:
+        wanted = closure.kernels(planner.quantized(space.placement(state)))
+        chosen = {
+            tuned: InsertionScheme.of(point for point, edges in own if edges <= wanted)
+            for tuned, own in points.items()
+        }
+        return {tuned: scheme for tuned, scheme in chosen.items() if not scheme.is_empty}
+
+    for trial in strategy.trials():
+        reference_ms = measured[edges_of(schemes_of(trial.reference))]
+        scores = []
+        for state in trial.candidates:
+            schemes = schemes_of(state)
+            edges = edges_of(schemes)
+            if edges not in measured:
+                yield schemes
+            latency_ms = measured.get(edges, math.inf)
+            scores.append(
+                Score(math.log(reference_ms / latency_ms), _RELATIVE_ERROR)
+                if math.isfinite(latency_ms)
+                else Score.failed("it could not be measured")
+            )
+        strategy.tell(trial, scores)

@@ -108,6 +108,7 @@ def _show(
     path: str | os.PathLike[str], max_sequence_size: int, all_regions: bool, *, verbose: bool
 ) -> list[Region]:
     from qdqtune.report._inspection import region_tree_text
+    from qdqtune.search.regions._region import walk
     from qdqtune.workflows._inspect import regions_of
 
     regions, records = regions_of(Path(path), max_sequence_size)
@@ -115,19 +116,11 @@ def _show(
     if all_regions:
         return regions
     kept = {record.id for record in records if record.quantizable}
-    return _without_others(regions, kept)
-
-
-def _without_others(regions: list[Region], kept: set[int]) -> list[Region]:
-    """Keep the regions with the given numbers; remove the others from the tree."""
     left = [region for region in regions if region.id in kept]
-    waiting = list(left)
-    while waiting:
-        region = waiting.pop()
+    for region in walk(left):
         for child in region.children:
             if child.id not in kept:
                 region.remove_child(child)
-        waiting += region.children
     return left
 
 

@@ -116,12 +116,7 @@ def region_pattern_autotuning_workflow(
             f"num_schemes_per_region is {num_schemes_per_region}.",
             "It is a whole number from 1 on.",
         )
-    benchmark = current_benchmark()
-    if benchmark is None:
-        raise EngineError(
-            "There is nothing to measure with: the benchmark could not be made.",
-            "See the log; call init_benchmark_instance with an engine that can measure here.",
-        )
+    benchmark = _current_benchmark()
     if verbose:
         logging.getLogger("qdqtune").setLevel(logging.DEBUG)
     config = Config(
@@ -156,11 +151,22 @@ def region_pattern_autotuning_workflow(
         return _autotuner(model, config, dialect, result, state_file)
 
 
+def _current_benchmark() -> EngineBenchmark:
+    benchmark = current_benchmark()
+    if benchmark is None:
+        raise EngineError(
+            "There is nothing to measure with: the benchmark could not be made.",
+            "See the log; call init_benchmark_instance with an engine that can measure here.",
+        )
+    return benchmark
+
+
 def existing_cache(path: _Path | None) -> Path | None:
     """A pattern cache, if it is there; its absence costs time, nothing else."""
-    if path is None or Path(path).is_file():
-        return None if path is None else Path(path)
-    _logger.warning("there is no pattern cache %s: the search begins without one", path)
+    if path is not None and Path(path).is_file():
+        return Path(path)
+    if path is not None:
+        _logger.warning("there is no pattern cache %s: the search begins without one", path)
     return None
 
 
@@ -278,17 +284,12 @@ def subgraph_autotuning_workflow(
     Raises:
         QdqtuneError: For any error that the user can act on.
     """
-    asks_for_program = bool(plugin_libraries or extra_trtexec_args or not strongly_typed)
+    asks_for_program = plugin_libraries or extra_trtexec_args or not strongly_typed
     benchmark = (
         guides_program(plugin_libraries, strongly_typed, extra_trtexec_args)
         if asks_for_program
-        else current_benchmark()
+        else _current_benchmark()
     )
-    if benchmark is None:
-        raise EngineError(
-            "There is nothing to measure with: the benchmark could not be made.",
-            "See the log; call init_benchmark_instance with an engine that can measure here.",
-        )
     result = tune(
         Path(model_path),
         engine=benchmark.engine,

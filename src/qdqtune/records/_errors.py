@@ -49,3 +49,27 @@ class OutputError(QdqtuneError):
 
 class EngineError(QdqtuneError):
     """An engine is not installed, or failed on a model."""
+
+
+class AutotunerError(QdqtuneError):
+    """Base class of the search's errors.
+
+    Args:
+        what: What happened and where, in one sentence.
+        hint: What to do about it.
+    """
+
+    def __init__(self, what: str = "", hint: str = "") -> None:
+        super().__init__(what, hint)
+
+
+class NewerVersionError(AutotunerError, NewerSchemaError):
+    """A state or pattern cache was written by a newer version of qdqtune."""
+
+
+class AutotunerNotInitializedError(AutotunerError):
+    """A method that requires `initialize` was called before it."""
+
+
+class InvalidSchemeError(AutotunerError, ValueError):
+    """A scheme or an insertion point doesn't fit the pattern, or there is no region to tune."""

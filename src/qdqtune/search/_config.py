@@ -15,9 +15,9 @@ from types import MappingProxyType
 from typing import Any
 
 from qdqtune.config import WORKFLOWS
-from qdqtune.records._errors import UsageError
+from qdqtune.options import SWITCH, Kind, number, one_of, whole
+from qdqtune.records._errors import AutotunerError, UsageError
 from qdqtune.records._untrusted_files import read_text
-from qdqtune.search._errors import AutotunerError
 
 _log = logging.getLogger(__name__)
 
@@ -27,14 +27,26 @@ ZERO_POINTS = {"int8": (-128, 127), "uint8": (0, 255), "fp8": (0, 0)}
 #: Float types that a DequantizeLinear may give.
 DQ_DTYPES = ("float16", "float32", "bfloat16")
 
-_AT_LEAST = {
-    "maximum_sequence_region_size": 1,
-    "minimum_topdown_search_size": 1,
-    "minimum_schemes_to_mutate": 0,
-    "maximum_mutations": 0,
-    "maximum_generation_attempts": 1,
-    "pattern_cache_minimum_distance": 0,
-    "pattern_cache_max_entries_per_pattern": 1,
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0.0 <= value <= 1.0
+
+
+# What each setting may be; the zero point depends on the quant type.
+_KINDS = {
+    "default_quant_type": one_of(tuple(ZERO_POINTS)),
+    "default_dq_dtype": one_of(DQ_DTYPES),
+    "verbose": SWITCH,
+    "default_q_scale": number("a number above 0", math.ulp(0.0)),
+    "performance_threshold": number("a number from 0 up", 0.0),
+    "top_percent_to_mutate": Kind("a number from 0 to 1", _is_share),
+    "maximum_sequence_region_size": whole(1),
+    "minimum_topdown_search_size": whole(1),
+    "minimum_schemes_to_mutate": whole(0),
+    "maximum_mutations": whole(0),
+    "maximum_generation_attempts": whole(1),
+    "pattern_cache_minimum_distance": whole(0),
+    "pattern_cache_max_entries_per_pattern": whole(1),
 }
 
 
@@ -91,17 +103,17 @@ class Config:
         Raises:
             AutotunerError: If one is not.
         """
-        _check_choice("default_quant_type", self.default_quant_type, tuple(ZERO_POINTS))
-        _check_choice("default_dq_dtype", self.default_dq_dtype, DQ_DTYPES)
-        for name, least in _AT_LEAST.items():
-            _check_whole(name, getattr(self, name), least, None)
-        low, high = ZERO_POINTS[self.default_quant_type]
-        _check_whole("default_q_zero_point", self.default_q_zero_point, low, high)
-        _check_number("default_q_scale", self.default_q_scale, above=0.0)
-        _check_number("performance_threshold", self.performance_threshold, least=0.0)
-        _check_number("top_percent_to_mutate", self.top_percent_to_mutate, least=0.0, most=1.0)
-        if not isinstance(self.verbose, bool):
-            raise AutotunerError(f"verbose is {self.verbose!r}.", "It is True or False.")
+        for name, kind in _KINDS.items():
+            value = getattr(self, name)
+            if not (isinstance(value, str | int | float) and kind.accepts(value)):
+                raise AutotunerError(f"{name} is {value!r}.", f"It must be {kind.must_be}.")
+        least, most = ZERO_POINTS[self.default_quant_type]
+        zero_point = self.default_q_zero_point
+        if type(zero_point) is not int or not least <= zero_point <= most:
+            raise AutotunerError(
+                f"default_q_zero_point is {zero_point!r}.",
+                f"It must be a whole number from {least} to {most} for {self.default_quant_type}.",
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Return every setting by name."""
@@ -125,40 +137,6 @@ class Config:
         return cls(**body)
 
 
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise AutotunerError(f"{name} is {value!r}.", f"Choose one of: {', '.join(choices)}.")
-
-
-def _check_whole(name: str, value: object, least: int, most: int | None) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or value < least or (most is not None and value > most):  # type: ignore[operator]
-        room = f"from {least} on" if most is None else f"from {least} to {most}"
-        of_type = " for this quant type" if most is not None else ""
-        raise AutotunerError(f"{name} is {value!r}.", f"It is a whole number {room}{of_type}.")
-
-
-def _check_number(
-    name: str,
-    value: object,
-    *,
-    above: float = -math.inf,
-    least: float = -math.inf,
-    most: float = math.inf,
-) -> None:
-    if (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and above < value
-        and least <= value <= most
-    ):
-        return
-    low = f"above {above:g}" if math.isfinite(above) else f"from {least:g} on"
-    high = f", and at most {most:g}" if math.isfinite(most) else ""
-    raise AutotunerError(f"{name} is {value!r}.", f"It is a number {low}{high}.")
-
-
 #: Schemes per region, and how often each is run, by mode.
 MODE_PRESETS: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
@@ -167,13 +145,6 @@ MODE_PRESETS: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "extensive": {"schemes_per_region": 200, "warmup_runs": 50, "timing_runs": 200},
     }
 )
-
-# The attributes of parsed arguments that a preset sets.
-_DESTINATIONS = {
-    "schemes_per_region": "num_schemes",
-    "warmup_runs": "warmup_runs",
-    "timing_runs": "timing_runs",
-}
 
 
 class StoreWithExplicitFlag(argparse.Action):
@@ -214,13 +185,11 @@ def apply_mode_presets(args: argparse.Namespace) -> None:
     Raises:
         UsageError: If there is no such mode.
     """
-    mode = getattr(args, "mode", "default")
-    if mode not in (*MODE_PRESETS, *WORKFLOWS):
-        raise UsageError(
-            f"There is no mode {mode!r}.", f"Modes: {', '.join((*MODE_PRESETS, *WORKFLOWS))}."
-        )
+    mode, modes = getattr(args, "mode", "default"), (*MODE_PRESETS, *WORKFLOWS)
+    if mode not in modes:
+        raise UsageError(f"There is no mode {mode!r}.", f"Modes: {', '.join(modes)}.")
     for name, value in MODE_PRESETS["default" if mode in WORKFLOWS else mode].items():
-        destination = _DESTINATIONS[name]
+        destination = "num_schemes" if name == "schemes_per_region" else name
         if not getattr(args, f"_explicit_{destination}", False):
             setattr(args, destination, value)
 

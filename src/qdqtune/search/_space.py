@@ -14,8 +14,8 @@ import onnx_ir as ir
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import WEIGHTED_OPS
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
+from qdqtune.records._errors import InvalidSchemeError
 from qdqtune.records._placement import Edge, Placement
-from qdqtune.search._errors import InvalidSchemeError
 from qdqtune.search.patterns._insertion_points import to_placement
 from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.search.patterns._region_pattern import PatternView, group_regions, view_pattern
@@ -192,8 +192,7 @@ class Space:
         chosen = {name for group in self.groups for name in group.nodes}
         wires: dict[str, str] = {}
         for node in index.nodes:
-            read = {v.name or "" for v in node.inputs if v is not None}
-            operands = [name for name in read if name and not index.is_constant(name)]
+            operands = list(filterfalse(index.is_constant, set(index.reads(node))))
             if node.name not in chosen and len(operands) == 1:
                 source = wires.get(operands[0], operands[0])
                 wires.update((value.name or "", source) for value in node.outputs)

@@ -50,8 +50,8 @@ from qdqtune.search.patterns._region_pattern import RegionPattern
 from qdqtune.search.regions._canonical import CanonicalRegion, canonical_region
 from qdqtune.search.regions._region import Region, walk
 from qdqtune.search.regions._region_search import CombinedRegionSearch
-from qdqtune.search.subgraphs._distinct_subgraphs import content_of
 from qdqtune.search.subgraphs._fusion_groups import fusion_groups
+from qdqtune.search.subgraphs._quantizable_groups import content_of
 from qdqtune.workflows._arguments import AnyModel, as_file, choose_dialect, name_of
 from qdqtune.workflows._bench import engine_info
 from qdqtune.workflows._benchmarks import TrtExecBenchmark

@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from qdqtune import zoo
-from qdqtune.search.subgraphs._distinct_subgraphs import content_of
+from qdqtune.search.subgraphs._quantizable_groups import content_of
 from tests.autotune.graphs import disguised, from_text, index_of
 from tests.conftest import model_from_text
 from tests.cutting import SMALL, cut

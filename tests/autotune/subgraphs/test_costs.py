@@ -15,10 +15,21 @@ from qdqtune.graph._index import GraphIndex
 from qdqtune.records._measurement import LayerTime
 from qdqtune.records._tuning import BY_LAYERS, SchemeTimes, SubgraphTimes
 from qdqtune.search._space import Space
-from qdqtune.search.subgraphs._assembly import Costs, Crossing
-from qdqtune.search.subgraphs._costs import ObservedCosts, costs_of, look_at, refined
-from qdqtune.search.subgraphs._distinct_subgraphs import FULL, NONE, WEIGHTS
-from qdqtune.search.subgraphs._quantizable_groups import make_choices, make_units
+from qdqtune.search.subgraphs._assembly import (
+    Costs,
+    Crossing,
+    ObservedCosts,
+    costs_of,
+    look_at,
+    refined,
+)
+from qdqtune.search.subgraphs._quantizable_groups import (
+    FULL,
+    NONE,
+    WEIGHTS,
+    make_choices,
+    make_units,
+)
 from qdqtune.testing.simulated import PROFILES, kernels_of, true_latency_ms
 from tests.conftest import model_from_text
 from tests.cutting import Cut, cut, layers_of

@@ -12,7 +12,8 @@ from onnx import numpy_helper
 
 from qdqtune import zoo
 from qdqtune.search._space import Form
-from qdqtune.search.subgraphs._distinct_subgraphs import (
+from qdqtune.search.subgraphs._fusion_groups import FusionGroup
+from qdqtune.search.subgraphs._quantizable_groups import (
     ACTIVATIONS,
     FULL,
     RULES,
@@ -20,7 +21,6 @@ from qdqtune.search.subgraphs._distinct_subgraphs import (
     find_subgraphs,
     placement_inside,
 )
-from qdqtune.search.subgraphs._fusion_groups import FusionGroup
 from tests.conftest import model_from_text
 from tests.cutting import SMALL, Cut, cut, cut_zoo
 

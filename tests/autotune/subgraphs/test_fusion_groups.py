@@ -18,8 +18,7 @@ from qdqtune.graph._files import load_model
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._shapes import infer_shapes
 from qdqtune.records._layers import BETWEEN, NAMED, PART, MappedLayer
-from qdqtune.search.subgraphs._convex import Flow
-from qdqtune.search.subgraphs._fusion_groups import FusionGroup, fusion_groups
+from qdqtune.search.subgraphs._fusion_groups import Flow, FusionGroup, fusion_groups
 from qdqtune.workflows._inspect import layers_of
 from tests.autotune.graphs import from_text, long_chain, weight
 from tests.autotune.subgraphs.random_layers import random_graph, random_layers

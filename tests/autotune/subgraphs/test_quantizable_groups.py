@@ -10,11 +10,15 @@ import pytest
 
 from qdqtune.records._tuning import BY_LAYERS, SchemeTimes, SubgraphTimes
 from qdqtune.search._space import Form, Space
-from qdqtune.search.subgraphs._distinct_subgraphs import FULL, NONE, RULES, WEIGHTS, Subgraph
 from qdqtune.search.subgraphs._fusion_groups import FusionGroup
 from qdqtune.search.subgraphs._quantizable_groups import (
+    FULL,
+    NONE,
+    RULES,
+    WEIGHTS,
     Choices,
     QuantizableGroup,
+    Subgraph,
     make_choices,
     make_units,
 )

@@ -5,10 +5,11 @@ Also which inputs and outputs can benefit from a pair on any engine, and why oth
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -18,9 +19,9 @@ import onnx_ir as ir
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import DEQUANTIZE, QDQ_OPS, WEIGHTED_OPS, is_op, is_standard
 from qdqtune.qdq.dialects import dialects
+from qdqtune.records._errors import InvalidSchemeError
 from qdqtune.records._placement import Edge, Placement
-from qdqtune.search._errors import InvalidSchemeError
-from qdqtune.search.regions._canonical import CanonicalRegion, ChildForm, canonical_region
+from qdqtune.search.regions._canonical import CanonicalRegion, canonical_region
 from qdqtune.search.regions._region import Region
 
 #: Smaller tensors cost more to quantize than they can save.
@@ -222,12 +223,17 @@ class InsertionPoint(ABC):
     @classmethod
     def collect_from_region(cls: type[Point], region: Region, graph: GraphIndex) -> list[Point]:
         """Collect all points of this kind that can pay off in a region, in canonical order."""
-        return list(cls.collect_in(canonical_region(region, graph), graph))
+        return cls.collect_in(canonical_region(region, graph), graph)
+
+    @classmethod
+    def collect_in(cls: type[Point], form: CanonicalRegion, index: GraphIndex) -> list[Point]:
+        """Like `collect_from_region`, for a region whose canonical form is already known."""
+        return [point for point in cls.all_in(form) if point.resolve_in(form, index)]
 
     @classmethod
     @abstractmethod
-    def collect_in(cls: type[Point], form: CanonicalRegion, index: GraphIndex) -> Sequence[Point]:
-        """Like `collect_from_region`, for a region whose canonical form is already known."""
+    def all_in(cls: type[Point], form: CanonicalRegion) -> Iterable[Point]:
+        """All points of this kind in a region, in canonical order, whether or not they pay off."""
 
     @property
     def key(self) -> tuple[int, ...]:
@@ -245,22 +251,17 @@ class InsertionPoint(ABC):
         Raises:
             InvalidSchemeError: If it is invalid.
         """
+        with contextlib.suppress(TypeError):  # of names that are missing, or that there are not
+            if isinstance(body, Mapping) and all(map(_is_place, body.values())):
+                return cls(**body)
         names = [each.name for each in fields(cls)]  # type: ignore[arg-type]
-        known = isinstance(body, Mapping) and all(name in names for name in body)
-        if not known or not all(_is_place(value) for value in body.values()):
-            raise InvalidSchemeError(
-                f"{body!r} is not an insertion point.", f"It has whole numbers for {names}."
-            )
-        try:
-            return cls(**body)
-        except TypeError:
-            raise InvalidSchemeError(
-                f"{body!r} is not a whole insertion point.", f"It has whole numbers for {names}."
-            ) from None
+        raise InvalidSchemeError(
+            f"{body!r} is not an insertion point.", f"It has whole numbers for {names}."
+        )
 
 
 def _is_place(value: object) -> bool:
-    return value is None or (isinstance(value, int) and not isinstance(value, bool))
+    return value is None or type(value) is int
 
 
 @dataclass(frozen=True)
@@ -282,14 +283,11 @@ class NodeInputInsertionPoint(InsertionPoint):
         return edge_with_operand(index, node, position)
 
     @classmethod
-    def collect_in(cls, form: CanonicalRegion, index: GraphIndex) -> list[NodeInputInsertionPoint]:
+    def all_in(cls, form: CanonicalRegion) -> Iterator[NodeInputInsertionPoint]:
         """Inputs of its own nodes."""
-        return [
-            NodeInputInsertionPoint(node_index, input_index)
-            for node_index in form.own_nodes
-            for input_index, position in enumerate(form.input_positions(node_index))
-            if not why_not(index, form.nodes[node_index], position)
-        ]
+        for node_index in form.own_nodes:
+            for input_index in range(len(form.input_positions(node_index))):
+                yield cls(node_index, input_index)
 
 
 @dataclass(frozen=True)
@@ -306,22 +304,17 @@ class ChildRegionInputInsertionPoint(InsertionPoint):
 
     def resolve_in(self, form: CanonicalRegion, index: GraphIndex) -> set[ResolvedInsertionPoint]:
         """Return the edges into the child, with the other operands of weighted ops."""
-        child = _child(form, self.region_index, self)
+        child = _at(form.children, self.region_index, "child", self)
         tensor = _at(child.inputs, self.input_index, "input", self)
         edges = form.edges_into_child(self.region_index, tensor)
         return set().union(*(edge_with_operand(index, node, position) for node, position in edges))
 
     @classmethod
-    def collect_in(
-        cls, form: CanonicalRegion, index: GraphIndex
-    ) -> list[ChildRegionInputInsertionPoint]:
+    def all_in(cls, form: CanonicalRegion) -> Iterator[ChildRegionInputInsertionPoint]:
         """Inputs of children; a LEAF has none."""
-        points = (
-            ChildRegionInputInsertionPoint(region_index, input_index)
-            for region_index, child in enumerate(form.children)
-            for input_index in range(len(child.inputs))
-        )
-        return [point for point in points if point.resolve_in(form, index)]
+        for region_index, child in enumerate(form.children):
+            for input_index in range(len(child.inputs)):
+                yield cls(region_index, input_index)
 
 
 @dataclass(frozen=True)
@@ -353,9 +346,8 @@ class RegionOutputInsertionPoint(InsertionPoint):
         if (self.region_index is None) == (self.node_index is None):
             raise InvalidSchemeError(f"{self} needs either a child or a node.", _FOREIGN)
         if self.region_index is not None:
-            child = _child(form, self.region_index, self)
+            child = _at(form.children, self.region_index, "child", self)
             return _at(child.outputs, self.output_index, "output", self)
-        assert self.node_index is not None
         node = index.nodes[_at(form.nodes, self.node_index, "node", self)]
         names = tuple(value.name or "" for value in node.outputs)
         name = _at(names, self.output_index, "output", self)
@@ -364,21 +356,14 @@ class RegionOutputInsertionPoint(InsertionPoint):
         return name
 
     @classmethod
-    def collect_in(
-        cls, form: CanonicalRegion, index: GraphIndex
-    ) -> list[RegionOutputInsertionPoint]:
+    def all_in(cls, form: CanonicalRegion) -> Iterator[RegionOutputInsertionPoint]:
         """Outputs of children, then those of its own nodes."""
-        points = [
-            RegionOutputInsertionPoint(region_index, None, output_index)
-            for region_index, child in enumerate(form.children)
-            for output_index, tensor in enumerate(child.outputs)
-            if tensor in form.outputs
-        ]
-        points += [
-            RegionOutputInsertionPoint(None, node_index, output_index)
-            for node_index, output_index in form.own_outputs
-        ]
-        return [point for point in points if point.resolve_in(form, index)]
+        for region_index, child in enumerate(form.children):
+            for output_index, tensor in enumerate(child.outputs):
+                if tensor in form.outputs:
+                    yield cls(region_index, None, output_index)
+        for node_index, output_index in form.own_outputs:
+            yield cls(None, node_index, output_index)
 
 
 ChildRegionOutputInsertionPoint = RegionOutputInsertionPoint
@@ -427,14 +412,10 @@ def edge_with_operand(
 _Item = TypeVar("_Item")
 
 
-def _at(items: tuple[_Item, ...], place: int, what: str, point: InsertionPoint) -> _Item:
-    if not 0 <= place < len(items):
+def _at(items: tuple[_Item, ...], place: int | None, what: str, point: InsertionPoint) -> _Item:
+    if place is None or not 0 <= place < len(items):
         raise InvalidSchemeError(f"{point}: the pattern has no {what} {place} there.", _FOREIGN)
     return items[place]
-
-
-def _child(form: CanonicalRegion, place: int, point: InsertionPoint) -> ChildForm:
-    return _at(form.children, place, "child", point)
 
 
 def get_autotuner_quantizable_ops() -> set[str]:
@@ -458,7 +439,11 @@ def skip_invalid_insertion_points(
         tensor_name: The tensor.
         region_or_node: The consumer.
     """
-    return not _uses(graph, tensor_name, _positions(graph, region_or_node))
+    if isinstance(region_or_node, Region):
+        inside = region_or_node.get_region_nodes_and_descendants()
+    else:
+        inside = {graph.position[region_or_node.name or ""]}
+    return not _uses(graph, tensor_name, inside)
 
 
 def resolve_region_io_insertion_points(
@@ -475,34 +460,19 @@ def resolve_region_io_insertion_points(
     Returns:
         The edges, with the other operands of weighted ops.
     """
-    everywhere = range(len(graph.nodes))
-    positions: Iterable[int] = everywhere
+    inside: Collection[int] = range(len(graph.nodes))
     if region is not None:
-        inside = region.get_region_nodes_and_descendants()
+        nodes = region.get_region_nodes_and_descendants()
         value = graph.value.get(tensor_name)
         producer = value.producer() if value is not None else None
-        made_inside = producer is not None and graph.position[producer.name or ""] in inside
-        positions = everywhere if made_inside else inside
-    found: set[ResolvedInsertionPoint] = set()
-    for node, position in _uses(graph, tensor_name, positions):
-        found |= edge_with_operand(graph, node, position)
-    return found
+        if producer is None or graph.position[producer.name or ""] not in nodes:
+            inside = nodes
+    uses = _uses(graph, tensor_name, inside)
+    return set().union(*(edge_with_operand(graph, node, position) for node, position in uses))
 
 
-def _positions(graph: GraphIndex, region_or_node: Region | ir.Node) -> Iterable[int]:
-    if isinstance(region_or_node, Region):
-        return region_or_node.get_region_nodes_and_descendants()
-    return [graph.position[region_or_node.name or ""]]
-
-
-def _uses(graph: GraphIndex, tensor: str, positions: Iterable[int]) -> list[tuple[int, int]]:
+def _uses(graph: GraphIndex, tensor: str, inside: Collection[int]) -> list[tuple[int, int]]:
     """Return where these nodes read the tensor and it can pay off: node and input positions."""
-    if tensor not in graph.value:
-        return []
-    wanted = positions if isinstance(positions, range | set) else set(positions)
-    edges = ((graph.position[e.node], e.position) for e in graph.readers(tensor) if e.node)
-    return [
-        (node, position)
-        for node, position in edges
-        if node in wanted and not why_not(graph, node, position)
-    ]
+    readers = graph.readers(tensor) if tensor in graph.value else ()
+    edges = ((graph.position[e.node], e.position) for e in readers if e.node)
+    return [edge for edge in edges if edge[0] in inside and not why_not(graph, *edge)]

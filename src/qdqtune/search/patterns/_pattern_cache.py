@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from qdqtune.graph._index import GraphIndex
+from qdqtune.records._errors import AutotunerError, InvalidSchemeError
 from qdqtune.records._untrusted_files import SCHEMAS
-from qdqtune.search._errors import AutotunerError, InvalidSchemeError
 from qdqtune.search.patterns._region_pattern import (
     InsertionScheme,
     PatternSchemes,

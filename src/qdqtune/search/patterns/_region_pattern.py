@@ -11,8 +11,8 @@ from typing import Any, overload
 
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import WEIGHTED_OPS, is_op
+from qdqtune.records._errors import InvalidSchemeError
 from qdqtune.records._placement import Edge
-from qdqtune.search._errors import InvalidSchemeError
 from qdqtune.search.patterns._insertion_points import (
     POINT_KINDS,
     ChildRegionInputInsertionPoint,
@@ -122,11 +122,8 @@ class InsertionScheme:
             raise InvalidSchemeError(f"{body!r} is not a scheme.", "A scheme is a mapping.")
         latency_ms = body.get("latency_ms", math.inf)
         timestamp = body.get("profile_timestamp")
-        if isinstance(latency_ms, bool) or not isinstance(latency_ms, int | float):
-            raise InvalidSchemeError(
-                f"The latency {latency_ms!r} is not a number.", "Give it in ms."
-            )
-        if not (0 < latency_ms < LARGEST_MS or latency_ms == math.inf):
+        is_number = isinstance(latency_ms, int | float) and not isinstance(latency_ms, bool)
+        if not is_number or not (0 < latency_ms < LARGEST_MS or latency_ms == math.inf):
             raise InvalidSchemeError(
                 f"The latency {latency_ms!r} is no time.",
                 "Give milliseconds, or .inf if nothing was measured.",

@@ -6,19 +6,27 @@ They are read safely, however untrusted, with line numbers, and written atomical
 from __future__ import annotations
 
 import logging
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import yaml
 
 from qdqtune.graph._files import write_text
-from qdqtune.records._errors import NewerSchemaError
-from qdqtune.records._untrusted_files import SCHEMAS, check_schema, read_text
+from qdqtune.records._errors import AutotunerError, NewerSchemaError, NewerVersionError
+from qdqtune.records._untrusted_files import (
+    SCHEMAS,
+    check_schema,
+    list_in,
+    number_in,
+    object_in,
+    read_text,
+    text_in,
+)
 from qdqtune.search._config import Config
-from qdqtune.search._errors import AutotunerError, NewerVersionError
 from qdqtune.search.patterns._region_pattern import LARGEST_MS, PatternSchemes
 
 try:
@@ -192,6 +200,8 @@ def _why(error: Exception) -> str:
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 KIND = "autotuner_state"
 SCHEMA = SCHEMAS[KIND]
 _MAKE_AGAIN = "Remove the file to start over; the pattern cache beside it can still be used."
@@ -268,25 +278,27 @@ def read_state(path: str | os.PathLike[str]) -> SavedState:
     """
     file = read_yaml(path, "an autotuner state", _MAKE_AGAIN)
     file.check_kind(KIND, _MAKE_AGAIN)
-    body = file.body
-    if not isinstance(body.get("patterns"), list):
-        raise _broken(file, "there is no list of patterns", "patterns")
-    current = body.get(_CURRENT)
-    if not isinstance(current, str | None):
-        raise _broken(file, f"{current!r} is no signature", _CURRENT)
-    header = body.get("header") or {}
-    if not isinstance(header, dict):
-        raise _broken(file, "it is no mapping", "header")
-    measurements = body.get("measurements") or ""
-    if not isinstance(measurements, str):
-        raise _broken(file, "they are no text", "measurements")
+
+    def read(key: str, kind: Callable[[Any, str], T], default: Any = None) -> T:
+        try:
+            return kind(file.body.get(key) or default, key)
+        except ValueError as error:
+            raise _broken(file, str(error), key) from None
+
+    latency_ms = file.body.get("baseline_latency_ms")
+    patterns = []
+    for number, entry in enumerate(read("patterns", list_in, file.body.get("patterns"))):
+        try:
+            patterns.append(PatternSchemes.from_dict(entry))
+        except AutotunerError as error:
+            raise _broken(file, error.what, "patterns", number) from None
     return SavedState(
-        _baseline(file),
-        _config(file),
-        tuple(_patterns(file)),
-        current or None,
-        header,
-        tuple(measurements.splitlines()),
+        None if latency_ms is None else read("baseline_latency_ms", _latency),
+        _config(file, read("config", object_in, {})),
+        tuple(patterns),
+        read(_CURRENT, text_in, "") or None,
+        read("header", object_in, {}),
+        tuple(read("measurements", text_in, "").splitlines()),
     )
 
 
@@ -296,36 +308,19 @@ def pattern_cache_path(state_path: str | os.PathLike[str]) -> Path:
     return path.with_name(f"{path.stem}_pattern_cache{path.suffix}")
 
 
-def _baseline(file: YamlFile) -> float | None:
-    found = file.body.get("baseline_latency_ms")
-    if found is None:
-        return None
-    number = isinstance(found, int | float) and not isinstance(found, bool)
-    if not number or not 0 < found < LARGEST_MS:
-        raise _broken(file, f"{found!r} is no latency", "baseline_latency_ms")
-    return float(found)
+def _latency(value: object, name: str) -> float:
+    return number_in(value, name, math.ulp(0.0), LARGEST_MS)
 
 
-def _config(file: YamlFile) -> Config:
-    found = file.body.get("config") or {}
+def _config(file: YamlFile, found: dict[str, Any]) -> Config:
+    unknown = found.keys() - Config().to_dict().keys()
+    if unknown:
+        names = ", ".join(sorted(map(str, unknown)))
+        _log.warning("%s: unknown settings are left out: %s", file.where("config"), names)
     try:
-        if isinstance(found, dict):
-            unknown = found.keys() - Config().to_dict().keys()
-            if unknown:
-                names = ", ".join(sorted(map(str, unknown)))
-                _log.warning("%s: unknown settings are left out: %s", file.where("config"), names)
-            found = {name: value for name, value in found.items() if name not in unknown}
-        return Config.from_dict(found)
+        return Config.from_dict({name: found[name] for name in found if name not in unknown})
     except AutotunerError as error:
         raise _broken(file, error.what, "config") from None
-
-
-def _patterns(file: YamlFile) -> Iterable[PatternSchemes]:
-    for number, entry in enumerate(file.body["patterns"]):
-        try:
-            yield PatternSchemes.from_dict(entry)
-        except AutotunerError as error:
-            raise _broken(file, error.what, "patterns", number) from None
 
 
 def _broken(file: YamlFile, what: str, *keys: str | int) -> AutotunerError:

@@ -12,8 +12,7 @@ from typing import NamedTuple, TextIO
 
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import POOL_OPS, WEIGHTED_OPS, is_op
-from qdqtune.records._errors import UsageError
-from qdqtune.search._errors import AutotunerError
+from qdqtune.records._errors import AutotunerError, UsageError
 from qdqtune.search.regions._canonical import canonical_region
 from qdqtune.search.regions._region import Region, RegionType, walk
 from qdqtune.search.regions._wiring import wiring_of
@@ -131,7 +130,8 @@ class Partitioner:
             self._waiting[node] = sum(self._free[read] for read in self._wiring.predecessors[node])
         parts: list[Part] = []
         for node in nodes:
-            if self._is_divergent(node) and not self._enclosed[node]:
+            diverges = len(self._wiring.successors[node]) > 1
+            if diverges and not self._enclosed[node]:
                 converged = self._converged(node, limits)
                 if converged:
                     parts.append(Part(converged, converges=True))
@@ -155,9 +155,6 @@ class Partitioner:
         limits = Limits(sequence_nodes, SEQUENCE_HEAVY_OPS, len(part.nodes) - 1)
         parts = self.cut(sorted(part.nodes), limits)
         return parts if len(parts) > 1 else []
-
-    def _is_divergent(self, node: int) -> bool:
-        return len(self._wiring.successors[node]) > 1
 
     def _take(self, node: int) -> None:
         self._free[node] = 0
@@ -248,7 +245,6 @@ class RegionSearchBase:
         self,
         graph: GraphIndex,
         root: Region | None = None,
-        *,
         maximum_sequence_region_size: int = 10,
         minimum_topdown_search_size: int = 10,
     ) -> None:
@@ -368,11 +364,7 @@ class CombinedRegionSearch(RegionSearchBase):
         maximum_sequence_region_size: int = 10,
         minimum_topdown_search_size: int = 10,
     ) -> None:
-        super().__init__(
-            graph,
-            maximum_sequence_region_size=maximum_sequence_region_size,
-            minimum_topdown_search_size=minimum_topdown_search_size,
-        )
+        super().__init__(graph, None, maximum_sequence_region_size, minimum_topdown_search_size)
 
     def search_regions(self) -> list[Region]:
         """Find the regions; their leaves are disjoint and cover the graph."""
@@ -418,12 +410,7 @@ class TopDownRegionBuilder(RegionSearchBase):
         maximum_sequence_region_size: int = 10,
         minimum_topdown_search_size: int = 10,
     ) -> None:
-        super().__init__(
-            graph,
-            root,
-            maximum_sequence_region_size=maximum_sequence_region_size,
-            minimum_topdown_search_size=minimum_topdown_search_size,
-        )
+        super().__init__(graph, root, maximum_sequence_region_size, minimum_topdown_search_size)
         self._root = root
         self._first_id = next_region_id
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from qdqtune.graph._index import GraphIndex
-from qdqtune.search._errors import AutotunerError
+from qdqtune.records._errors import AutotunerError
 from qdqtune.search.regions._region import Region, walk
 from qdqtune.search.regions._wiring import ABSENT, CONSTANT, Wiring
 

@@ -17,6 +17,7 @@ from qdqtune.config import SUBGRAPH
 from qdqtune.records._tuning import Batch
 from qdqtune.search._space import State
 from qdqtune.search.strategies._strategy import (
+    NOTHING,
     SEEDS,
     Effort,
     Score,
@@ -26,8 +27,13 @@ from qdqtune.search.strategies._strategy import (
     Steps,
     speedup_of,
 )
-from qdqtune.search.subgraphs._assembly import Costs, assemble_closed, gain_of
-from qdqtune.search.subgraphs._costs import ObservedCosts, refined
+from qdqtune.search.subgraphs._assembly import (
+    Costs,
+    ObservedCosts,
+    assemble_closed,
+    gain_of,
+    refined,
+)
 from qdqtune.search.subgraphs._quantizable_groups import Choices
 
 SCHEMES = "schemes"
@@ -35,7 +41,6 @@ BATCHES = "batches"
 DOUBTS = "doubts"
 _LAST = "against the best seed"
 
-_NOTHING: State = frozenset()
 # What a flip must have, in standard errors, to be tried again, and to be taken.
 _PROMISING = 0.5
 _PROBABLE = 1.0
@@ -91,17 +96,9 @@ class AssemblySearch(SteppedStrategy):
         self._observed: dict[State, ObservedCosts] = {}
         self._fixed: dict[int, bool] = {}
         self._failures = 0
-        self._best_seed: tuple[State, float] = (_NOTHING, 0.0)
-
-    @property
-    def _least_gain(self) -> float:
-        """The expected gain that is worth a build."""
-        return _LEAST_CLEAR_GAIN if self._frugal else _LEAST_GAIN
-
-    @property
-    def _most_failures(self) -> int:
-        """How many batches may fail."""
-        return _MOST_COSTLY_FAILURES if self._frugal else _MOST_FAILURES
+        # The expected gain that is worth a build, and how many batches may fail.
+        self._least_gain = _LEAST_CLEAR_GAIN if task.frugal else _LEAST_GAIN
+        self._most_failures = _MOST_COSTLY_FAILURES if task.frugal else _MOST_FAILURES
 
     @property
     def _usual_count(self) -> int:
@@ -130,7 +127,8 @@ class AssemblySearch(SteppedStrategy):
             yield from self._doubt()
             fruitless = fruitless + 1 if self.best == before else 0
             yield from self._refine()
-        yield from self._compare_with_best_seed()
+        if not self._frugal:
+            yield from self._compare_with_best_seed(_LAST)
 
     def _scores(
         self, reference: State, states: Iterable[State], effort: Effort, stage: str
@@ -162,13 +160,10 @@ class AssemblySearch(SteppedStrategy):
         for name, state in self.task.seeds.items():
             if self.space.placement(state):
                 states.setdefault(state, name)
-        scores = yield from self._scores(_NOTHING, states, Effort.CONFIRM, SEEDS)
-        best = max(scores, key=lambda state: scores[state].gain, default=_NOTHING)
-        if best in scores and scores[best].gain > 0.0:
-            self.best, self.gain = best, scores[best].gain
-        self._best_seed = (self.best, self.gain)
+        scores = yield from self._scores(NOTHING, states, Effort.CONFIRM, SEEDS)
+        self._take_best_seed(scores)
         for state, score in scores.items():
-            self._note(states[state], _NOTHING, state, score, self._costs,
+            self._note(states[state], NOTHING, state, score, self._costs,
                        accepted=state == self.best)  # fmt: skip
 
     def _use_schemes(self) -> Steps:
@@ -193,16 +188,16 @@ class AssemblySearch(SteppedStrategy):
             predicted = total / (total - sum(saved.values()))
             self._add(SCHEMES, (len(saved), 0), predicted, score, accepted=accepted)
             if accepted:
-                self.best = state
-                self.gain += score.gain
+                self._accept(state, score.gain)
 
     def _refine(self) -> Steps:
         """Go to the cheapest assembly by the costs as they are known, as long as it is faster."""
         while self._room > 1 and self._failures < self._most_failures:
             costs, now = self._now(), self._units(self.best)
             target = assemble_closed(costs, self._closed, self._fixed)
-            flips = self._flips(costs, now, target)
-            target = now ^ _NOTHING.union(*flips)
+            parts = [part & (now ^ target) for part in self._alike]
+            flips = self._by_gain(costs, now, [part for part in parts if part])
+            target = now ^ NOTHING.union(*flips)
             if not flips or gain_of(costs, target, now) < self._least_gain:
                 return
             before = self.best
@@ -210,12 +205,8 @@ class AssemblySearch(SteppedStrategy):
             if self.best == before:
                 return
 
-    def _flips(self, costs: Costs, now: State, target: State) -> list[State]:
-        """Where an assembly differs, by what is alike, the largest expected gain first."""
-        parts = [part & (now ^ target) for part in self._alike]
-        return self._by_gain(costs, now, [part for part in parts if part])
-
     def _by_gain(self, costs: Costs, now: State, flips: Iterable[State]) -> list[State]:
+        """Flips with the largest expected gain first."""
         expected = {flip: gain_of(costs, now ^ flip, now) for flip in flips}
         return sorted(expected, key=lambda flip: (-expected[flip], sorted(flip)))
 
@@ -225,10 +216,10 @@ class AssemblySearch(SteppedStrategy):
         while waiting and self._room > 1 and self._failures < self._most_failures:
             batch = waiting.pop(0)
             costs, now = self._now(), self._units(self.best)
-            if gain_of(costs, now ^ _NOTHING.union(*batch), now) < self._least_gain:
+            if gain_of(costs, now ^ NOTHING.union(*batch), now) < self._least_gain:
                 self._fix(batch, now)
                 continue
-            state = self._to(now ^ _NOTHING.union(*batch))
+            state = self._to(now ^ NOTHING.union(*batch))
             scores = yield from self._scores(self.best, [state], Effort.CONFIRM, BATCHES)
             score = scores.get(state)
             if score is None:  # it is what is there, or was tried as a seed and is not faster
@@ -238,11 +229,7 @@ class AssemblySearch(SteppedStrategy):
                 else:
                     waiting[:0] = self._halves(now, batch)
                 continue
-            accepted = score.certainty > _PROBABLE
-            self._note(BATCHES, self.best, state, score, costs, accepted=accepted)
-            if accepted:
-                self.best = state
-                self.gain += score.gain
+            if self._is_taken(BATCHES, state, score, costs):
                 return
             self._failures += 1
             if len(batch) == 1:
@@ -263,7 +250,7 @@ class AssemblySearch(SteppedStrategy):
 
     def _fix(self, flips: Iterable[State], now: State) -> None:
         """Leave groups as they are from here on."""
-        for number in _NOTHING.union(*flips):
+        for number in NOTHING.union(*flips):
             self._fixed[number] = number in now
 
     def _doubt(self) -> Steps:
@@ -296,11 +283,7 @@ class AssemblySearch(SteppedStrategy):
             score = scores.get(candidate)
             if score is None:
                 continue
-            accepted = score.certainty > _PROBABLE
-            self._note(DOUBTS, before, candidate, score, costs, accepted=accepted)
-            if accepted:
-                self.best = candidate
-                self.gain += score.gain
+            if self._is_taken(DOUBTS, candidate, score, costs):
                 return
 
     def _hopeful(self, costs: Costs, now: State) -> dict[State, float]:
@@ -334,15 +317,13 @@ class AssemblySearch(SteppedStrategy):
         is_seen = any((number in each.quantized) == quantized for each in self._observed.values())
         return _ERROR_SEEN if is_seen else _ERROR_GUESSED
 
-    def _compare_with_best_seed(self) -> Steps:
-        """Steps were decided on noise: what they led to must still beat what they began with."""
-        seed, gain = self._best_seed
-        if self.best in (seed, _NOTHING) or not self._room or self._frugal:
-            return
-        scores = yield from self._scores(seed, [self.best], Effort.CONFIRM, _LAST)
-        score = scores.get(self.best)
-        if score is not None and score.gain < 0.0:
-            self.best, self.gain = seed, gain
+    def _is_taken(self, stage: str, state: State, score: Score, costs: Costs) -> bool:
+        """Let a choice be the incumbent, if it is probably better."""
+        accepted = score.certainty > _PROBABLE
+        self._note(stage, self.best, state, score, costs, accepted=accepted)
+        if accepted:
+            self._accept(state, score.gain)
+        return accepted
 
     def _note(
         self,

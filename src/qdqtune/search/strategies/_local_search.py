@@ -13,11 +13,13 @@ began with.
 
 from __future__ import annotations
 
+import operator
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from qdqtune.search._space import State
 from qdqtune.search.strategies._strategy import (
+    NOTHING,
     SEEDS,
     Effort,
     Score,
@@ -27,7 +29,6 @@ from qdqtune.search.strategies._strategy import (
     Steps,
 )
 
-_NOTHING: State = frozenset()
 # Flips that are screened before the good ones are taken.
 _BATCH = 12
 # Single groups with a smaller share of the latency are flipped only with others.
@@ -55,16 +56,14 @@ class LocalSearch(SteppedStrategy):
 
     def __init__(self, task: SearchTask) -> None:
         super().__init__(task)
-        self._best_seed: State = _NOTHING
-        self._seed_gain = 0.0
         self._fruitless = 0
         self._random = random.Random(task.seed)
         self._given_up: set[str] = set()
 
     def steps(self) -> Steps:
         """Everything it asks, one trial after the other."""
-        base = yield from self._compare_seeds()
-        yield from self._cut(base)
+        seeds = yield from self._scores(NOTHING, self._seeds, Effort.CONFIRM, SEEDS)
+        yield from self._cut(self._take_best_seed(seeds))
         for name, sets in self._stages().items():
             self._fruitless = 0
             before = self.best
@@ -73,41 +72,26 @@ class LocalSearch(SteppedStrategy):
                 changed, before = self.space.around(before ^ self.best), self.best
                 yield from self._try(self._singles(changed), "neighbours")
         yield from self._drop_what_does_not_pay()
-        yield from self._compare_with_best_seed()
+        yield from self._compare_with_best_seed(_LAST[1])
         self.is_cut_short |= not self._room
-
-    def _compare_seeds(self) -> Stepping[State]:
-        """Begin with the best seed; returns the one that is best of those that quantize."""
-        scores = yield from self._scores(_NOTHING, self._seeds, Effort.CONFIRM, SEEDS)
-        best = max(scores, key=lambda state: scores[state].gain, default=_NOTHING)
-        if best in scores and scores[best].gain > 0.0:
-            self.best, self.gain = best, scores[best].gain
-        self._best_seed, self._seed_gain = self.best, self.gain
-        return best
 
     def _cut(self, whole: State) -> Steps:
         """Keep what comes after some depth of a choice, then what comes before another."""
         depth = self._depths()
-
-        def behind(cut: float) -> State:
-            return frozenset(number for number in whole if depth[number] >= cut)
-
-        yield from self._take_best_cut(behind, _CUTS_BEFORE)
-        whole = self.best or whole
-
-        def before(cut: float) -> State:
-            return frozenset(number for number in whole if depth[number] < cut)
-
-        yield from self._take_best_cut(before, _CUTS_BEHIND)
-
-    def _take_best_cut(self, part: Callable[[float], State], cuts: Iterable[float]) -> Steps:
-        states = {cut: part(cut) for cut in cuts}
-        scores = yield from self._scores(self.best, states.values(), Effort.SCREEN, "cuts")
-        found = {cut: scores[state] for cut, state in states.items() if state in scores}
-        best = max(found, key=lambda cut: found[cut].gain, default=None)
-        if best is not None and found[best].certainty > _PROMISING:
-            near = [part(cut) for cut in (best - _NEARER, best, best + _NEARER)]
-            yield from self._take_best(near, "cuts")
+        for is_kept, cuts in ((operator.ge, _CUTS_BEFORE), (operator.lt, _CUTS_BEHIND)):
+            states = {
+                cut: frozenset(number for number in whole if is_kept(depth[number], cut))
+                for near in cuts
+                for cut in (near - _NEARER, near, near + _NEARER)
+            }
+            at_cuts = [states[cut] for cut in cuts]
+            scores = yield from self._scores(self.best, at_cuts, Effort.SCREEN, "cuts")
+            found = {cut: scores[states[cut]] for cut in cuts if states[cut] in scores}
+            best = max(found, key=lambda cut: found[cut].gain, default=None)
+            if best is not None and found[best].certainty > _PROMISING:
+                near_best = (best - _NEARER, best, best + _NEARER)
+                yield from self._take_best([states[cut] for cut in near_best], "cuts")
+            whole = self.best or whole
 
     def _depths(self) -> list[float]:
         """How much of the latency is spent before each group, on the average of its ops."""
@@ -208,7 +192,7 @@ class LocalSearch(SteppedStrategy):
         parts: list[State] = []
         size = len(flips)
         while size:
-            parts.append(self.best ^ _NOTHING.union(*flips[:size]))
+            parts.append(self.best ^ NOTHING.union(*flips[:size]))
             size //= 2
         yield from self._take_best(parts, stage)
 
@@ -223,9 +207,8 @@ class LocalSearch(SteppedStrategy):
         best = max(new, key=lambda state: scores[state].gain, default=None)
         if best is not None and scores[best].certainty > _PROBABLE:
             self._given_up.add(self.space.key(self.best))
-            self.best = best
             # The best of several owes something to luck.
-            self.gain += scores[best].gain - scores[best].error
+            self._accept(best, scores[best].gain - scores[best].error)
 
     def _drop_what_does_not_pay(self) -> Steps:
         """Take out groups whose absence was not seen to cost anything."""
@@ -240,16 +223,7 @@ class LocalSearch(SteppedStrategy):
         less = self.best - frozenset(idle)
         scores = yield from self._scores(self.best, [less], Effort.CONFIRM, _LAST[0])
         if less in scores and scores[less].gain >= 0.0:
-            self.best = less
-            self.gain += scores[less].gain
-
-    def _compare_with_best_seed(self) -> Steps:
-        """Steps were decided on noise: what they led to must still beat what they began with."""
-        if self.best in (self._best_seed, _NOTHING) or not self._room:
-            return
-        scores = yield from self._scores(self._best_seed, [self.best], Effort.CONFIRM, _LAST[1])
-        if self.best in scores and scores[self.best].gain < 0.0:
-            self.best, self.gain = self._best_seed, self._seed_gain
+            self._accept(less, scores[less].gain)
 
     def _scores(
         self, reference: State, states: Iterable[State], effort: Effort, stage: str

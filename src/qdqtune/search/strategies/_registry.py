@@ -11,11 +11,9 @@ outcome with the float model anew.
 
 from __future__ import annotations
 
-import importlib.metadata
-from collections.abc import Iterator
-
 from qdqtune.config import AUTO_STRATEGY, SUBGRAPH
 from qdqtune.records._errors import UsageError
+from qdqtune.records._health import find_plugins
 from qdqtune.search.strategies._assembly_search import AssemblySearch
 from qdqtune.search.strategies._bayesian import BayesianSearch
 from qdqtune.search.strategies._local_search import LocalSearch
@@ -76,37 +74,20 @@ def strategy_class(name: str) -> type[SearchStrategy]:
     """
     if name in BUILTIN_STRATEGIES:
         return BUILTIN_STRATEGIES[name]
-    points = list(_announced(name))
-    if not points:
-        names = dict.fromkeys([AUTO_STRATEGY, *BUILTIN_STRATEGIES, *(p.name for p in _announced())])
+    plugins = find_plugins(GROUP, type, BUILTIN_STRATEGIES, _fault)
+    for broken in plugins.broken:
+        if broken.name == name:
+            raise UsageError(
+                f"The strategy {name} can't be used: {broken.reason}.",
+                f"It is part of the package {broken.package}: mend or remove that.",
+            )
+    if name not in plugins.entries:
+        names = (AUTO_STRATEGY, *BUILTIN_STRATEGIES, *plugins.entries)
         raise UsageError(f"Unknown strategy '{name}'.", f"Choices: {', '.join(names)}.")
-    found, fault = _loaded(points[0])
-    if len(points) > 1:
-        fault = "another package has a strategy of that name"
-    if found is None or fault:
-        packages = " and ".join(_package(point) for point in points)
-        raise UsageError(
-            f"The strategy {name} can't be used: {fault}.",
-            f"It is part of the package {packages}: mend or remove that.",
-        )
-    return found
+    return plugins.entries[name]
 
 
-def _announced(name: str | None = None) -> Iterator[importlib.metadata.EntryPoint]:
-    for point in importlib.metadata.entry_points(group=GROUP):
-        if name in (None, point.name):
-            yield point
-
-
-def _loaded(point: importlib.metadata.EntryPoint) -> tuple[type[SearchStrategy] | None, str]:
-    try:
-        found = point.load()
-    except (Exception, SystemExit) as error:  # anything that a plugin's module does on import
-        return None, " ".join(f"{type(error).__name__}: {error}".split())
-    if not (isinstance(found, type) and issubclass(found, SearchStrategy)):
-        return None, f"{point.value} is no SearchStrategy class"
-    return found, ""
-
-
-def _package(point: importlib.metadata.EntryPoint) -> str:
-    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else ""
+def _fault(found: type, _name: str) -> str:
+    is_strategy = issubclass(found, SearchStrategy)
+    where = f"{found.__module__}:{found.__qualname__}"
+    return "" if is_strategy else f"{where} is no SearchStrategy class"

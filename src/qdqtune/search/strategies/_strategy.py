@@ -16,6 +16,9 @@ from qdqtune.search._space import Space, State
 SEEDS = "seeds"
 """The stage of the first trials: whole-model choices against the float model."""
 
+NOTHING: State = frozenset()
+"""The float model."""
+
 _LARGEST_GAIN = 100.0
 
 
@@ -142,7 +145,7 @@ class SearchStrategy(ABC):
 
     def __init__(self, task: SearchTask) -> None:
         self.task = task
-        self.best: State = frozenset()
+        self.best = NOTHING
         self.gain = 0.0
         self.is_cut_short = False
         self.batches: list[Batch] = []
@@ -202,6 +205,7 @@ class SteppedStrategy(SearchStrategy):
         self.limits = task.limits
         self.asked = 0
         self._seeds = list(dict.fromkeys(map(task.space.closed, task.seeds.values())))
+        self._best_seed: tuple[State, float] = (NOTHING, 0.0)
         self._known: dict[tuple[str, str, Effort], Score] = {}
         self._steps: Steps | None = None
         self._trials: Sequence[Trial] = ()
@@ -292,6 +296,34 @@ class SteppedStrategy(SearchStrategy):
         for state, score in found.items():
             self._known[own, self.space.key(state), effort] = score
         return found
+
+    def _scores(
+        self, reference: State, states: Iterable[State], effort: Effort, stage: str
+    ) -> Stepping[dict[State, Score]]:
+        """Scores of states; what there is no room for has none."""
+        return (yield from self._compare(reference, states, effort, stage))
+
+    def _take_best_seed(self, scores: Mapping[State, Score]) -> State:
+        """Begin with the best seed, if it is faster; returns the best of those that quantize."""
+        best = max(scores, key=lambda state: scores[state].gain, default=NOTHING)
+        if best in scores and scores[best].gain > 0.0:
+            self._accept(best, scores[best].gain)
+        self._best_seed = (self.best, self.gain)
+        return best
+
+    def _accept(self, state: State, gain: float) -> None:
+        """Let a choice be the incumbent."""
+        self.best = state
+        self.gain += gain
+
+    def _compare_with_best_seed(self, stage: str) -> Steps:
+        """Steps were decided on noise: what they led to must still beat what they began with."""
+        seed, gain = self._best_seed
+        if self.best in (seed, NOTHING) or not self._room:
+            return
+        scores = yield from self._scores(seed, [self.best], Effort.CONFIRM, stage)
+        if self.best in scores and scores[self.best].gain < 0.0:
+            self.best, self.gain = seed, gain
 
     @property
     def _trial_size(self) -> int:

@@ -1,8 +1,8 @@
-"""The cheapest assembly of subgraphs: each float or quantized, conversions paid where they meet.
+"""The costs of subgraphs, and their cheapest assembly: each float or quantized.
 
-With a cost for both forms of every subgraph, and one for each tensor and direction in which its
-values have to be converted, the best choice is a minimum cut of a small network: it is found
-exactly.
+Costs are the times of subgraphs, corrected by layers of whole models. With a cost for both forms of
+every subgraph, and one for each tensor and direction in which its values have to be converted, the
+best choice is a minimum cut of a small network: it is found exactly.
 """
 
 from __future__ import annotations
@@ -10,13 +10,21 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import onnx_ir as ir
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
+from qdqtune.engines.layers._mapper import nodes_of_layers
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._op_classes import DEQUANTIZE, QDQ_OPS, QUANTIZE
+from qdqtune.records._layers import MappedLayer
+from qdqtune.records._measurement import LayerTime
 from qdqtune.search._space import State
+from qdqtune.search.subgraphs._fusion_groups import FusionGroup
+from qdqtune.search.subgraphs._quantizable_groups import QuantizableGroup
 
 # What all costs together come to in whole numbers, which is what the solver counts in.
 _UNITS = 1 << 29
@@ -105,6 +113,268 @@ class Costs:
         return taken
 
 
+# How far apart what a subgraph costs alone and in the model may be.
+_MOST_APART = 10.0
+
+
+@dataclass(frozen=True)
+class ObservedCosts:
+    """What a model with some units quantized was seen to spend its time on.
+
+    Attributes:
+        quantized: Numbers of the units of which anything was quantized in it.
+        otherwise: Those of them that were so in another way than by their scheme.
+        unit_ms: By unit.
+        rest_ms: All the rest, but for conversions.
+        quantize_ms: By tensor.
+        dequantize_ms: By tensor.
+    """
+
+    quantized: frozenset[int]
+    unit_ms: Mapping[int, float]
+    rest_ms: float = 0.0
+    quantize_ms: Mapping[str, float] = field(default_factory=dict)
+    dequantize_ms: Mapping[str, float] = field(default_factory=dict)
+    otherwise: frozenset[int] = frozenset()
+
+
+def costs_of(
+    units: Sequence[QuantizableGroup],
+    groups: Sequence[FusionGroup],
+    index: GraphIndex,
+    plain: ObservedCosts,
+) -> Costs:
+    """The costs of an assembly, as the subgraphs alone tell them.
+
+    What a unit costs as float is taken from the float model, if that was seen; how much less it is
+    when quantized from the subgraphs. Only so both are of the same machine: a subgraph alone finds
+    its weights in the cache.
+
+    Args:
+        units: The units.
+        groups: All fusion groups.
+        index: The model.
+        plain: The float model.
+    """
+    is_known = any(plain.unit_ms.values())
+    as_float: list[float] = []
+    quantized: list[float | None] = []
+    for number, unit in enumerate(units):
+        alone, inside = unit.as_float.inside_ms, unit.quantized.inside_ms
+        seen = plain.unit_ms.get(number, 0.0)
+        if not seen and not (is_known and unit.is_passthrough):  # moves may really be for nothing
+            seen = alone
+        # A time that the engine hardly told must not make the other a thousand times as long.
+        scale = seen / alone if seen > 0.0 and alone > 0.0 else 1.0
+        scale = min(max(scale, 1.0 / _MOST_APART), _MOST_APART)
+        as_float.append(seen)
+        # What only moves values follows its neighbours, also into the layout of their kernels;
+        # alone it may run as something else. Seen on a CPU: a MaxPool of uint8 that took 50 times
+        # as long as between integer Convs.
+        quantized.append(min(inside * scale, seen) if unit.is_passthrough else inside * scale)
+    borders = _Borders(units, groups, index)
+    follows = borders.follows()
+    return Costs(
+        tuple(as_float),
+        tuple(quantized),
+        tuple(borders.crossings()),
+        tuple((number, leader) for number, leader in follows.items() if leader is not None),
+        frozenset(number for number, leader in follows.items() if leader is None),
+        plain.rest_ms,
+    )
+
+
+def refined(costs: Costs, seen: Sequence[ObservedCosts], own: ObservedCosts | None = None) -> Costs:
+    """The costs with what was seen in whole models in the place of what subgraphs told.
+
+    Args:
+        costs: As the subgraphs told them.
+        seen: Whole models, the latest first.
+        own: The one that is to be improved: it goes before the others, and units that are quantized
+            otherwise in it cost what they cost there.
+    """
+    models = (own, *seen) if own is not None else tuple(seen)
+    as_float, quantized = list(costs.float_ms), list(costs.quantized_ms)
+    for number in range(len(as_float)):
+        for is_quantized, found in ((False, as_float), (True, quantized)):
+            times = [
+                model.unit_ms[number]
+                for model in models
+                if (number in model.quantized) is is_quantized
+                and model.unit_ms.get(number)
+                and (number not in model.otherwise or model is own)
+            ]
+            if times and found[number] is not None:
+                found[number] = times[0]
+    return replace(
+        costs,
+        float_ms=tuple(as_float),
+        quantized_ms=tuple(quantized),
+        crossings=tuple(_seen_crossing(crossing, models) for crossing in costs.crossings),
+    )
+
+
+def _seen_crossing(crossing: Crossing, models: Sequence[ObservedCosts]) -> Crossing:
+    """What converting a tensor was seen to cost: nothing where other layers took it along."""
+    for model in reversed(models):  # the first is the last word
+        if crossing.is_quantized_in(model.quantized):
+            ms = model.quantize_ms.get(crossing.tensor, 0.0)
+            crossing = replace(crossing, quantize_ms=ms)
+        elif crossing.is_dequantized_in(model.quantized):
+            ms = model.dequantize_ms.get(crossing.tensor, 0.0)
+            crossing = replace(crossing, dequantize_ms=ms)
+    return crossing
+
+
+class _Borders:
+    """Which units make and read the tensors between them."""
+
+    def __init__(
+        self, units: Sequence[QuantizableGroup], groups: Sequence[FusionGroup], index: GraphIndex
+    ) -> None:
+        self._units = units
+        self._index = index
+        self._group_of = {name: group.number for group in groups for name in group.nodes}
+        self._unit_of: Mapping[int | None, int] = {unit.group: n for n, unit in enumerate(units)}
+
+    def _home(self, tensor: str) -> int | None:
+        """The group that makes a tensor."""
+        maker = self._index.value[tensor].producer()
+        return self._group_of.get(maker.name or "") if maker is not None else None
+
+    def _producer(self, tensor: str) -> int | None:
+        """The unit that makes a tensor, unless that is float whatever the unit is."""
+        unit = self._unit_of.get(self._home(tensor))
+        return unit if unit is not None and tensor in self._units[unit].outputs else None
+
+    def crossings(self) -> Iterator[Crossing]:
+        """What goes between units."""
+        units = self._units
+        for tensor in dict.fromkeys(t for u in units for t in (*u.content.inputs, *u.outputs)):
+            if not self._index.is_float(tensor):
+                continue
+            producer = self._producer(tensor)
+            edges = self._index.readers(tensor)
+            readers = {self._group_of.get(edge.node, -1) for edge in edges} - {self._home(tensor)}
+            known = {self._unit_of.get(reader) for reader in readers}
+            consumers = frozenset(n for n in known if n is not None and tensor in units[n].inputs)
+            as_float = self._index.read_by_body(tensor) or len(consumers) < len(readers)
+            if consumers or producer is not None:
+                yield self._crossing(tensor, producer, consumers, as_float)
+
+    def _crossing(
+        self, tensor: str, producer: int | None, consumers: frozenset[int], as_float: bool
+    ) -> Crossing:
+        """What converting a tensor costs, by what was seen at the borders of the subgraphs around.
+
+        A change of layout is paid with the conversion: floats leave the layout of the float
+        kernels, and quantized values enter that of the others.
+        """
+        readers = [self._units[number] for number in sorted(consumers)]
+        maker = self._unit_of.get(self._home(tensor))
+        quantize_ms = max((unit.conversion_ms(tensor) for unit in readers), default=0.0)
+        if quantize_ms > 0.0 and maker is not None:
+            quantize_ms += self._units[maker].float_layout_ms(tensor)
+        dequantize_ms = 0.0
+        if producer is not None:
+            dequantize_ms = self._units[producer].conversion_ms(tensor)
+            dequantize_ms += max((unit.float_layout_ms(tensor) for unit in readers), default=0.0)
+        return Crossing(tensor, producer, consumers, as_float, quantize_ms, dequantize_ms)
+
+    def follows(self) -> dict[int, int | None]:
+        """Units that only move values, and whose result they move; None if it is always float."""
+        found: dict[int, int | None] = {}
+        for number, unit in enumerate(self._units):
+            leaders = {self._producer(tensor) for tensor in unit.inputs}
+            if unit.is_passthrough and len(leaders) <= 1:
+                found[number] = next(iter(leaders), None)
+        return found
+
+
+def look_at(
+    index: GraphIndex,
+    layers: Sequence[LayerTime],
+    unit_of: Mapping[str, int],
+    quantized: frozenset[int],
+    otherwise: frozenset[int] = frozenset(),
+    weights: Sequence[float] = (),
+) -> ObservedCosts:
+    """Add up the times of a model's layers by what they are for.
+
+    Args:
+        index: The model as it was opened, with its Q and DQ.
+        layers: What the engine told about it.
+        unit_of: Node name to the unit that it belongs to.
+        quantized: Units of which anything is quantized in it.
+        otherwise: Those that are so in another way than by their scheme.
+        weights: By which a layer is divided among several units; equally without.
+    """
+    times: dict[int, float] = {}
+    conversions: dict[str, dict[str, float]] = {QUANTIZE: {}, DEQUANTIZE: {}}
+    rest_ms = 0.0
+    for layer in nodes_of_layers(index, layers):
+        kind, tensor = _conversion(index, layer)
+        if tensor:
+            spent = conversions[kind]
+            spent[tensor] = spent.get(tensor, 0.0) + layer.ms
+            continue
+        shares = _shares(index, layer, unit_of, weights)
+        if not shares:
+            rest_ms += layer.ms
+        for unit, share in shares.items():
+            times[unit] = times.get(unit, 0.0) + layer.ms * share
+    return ObservedCosts(
+        quantized, times, rest_ms, conversions[QUANTIZE], conversions[DEQUANTIZE], otherwise
+    )
+
+
+def _conversion(index: GraphIndex, layer: MappedLayer) -> tuple[str, str]:
+    """Which way a layer converts, and what; both empty if it does something else as well."""
+    if not layer.executes or not layer.nodes or not QDQ_OPS.issuperset(layer.node_types):
+        return "", ""
+    nodes = [index.node[name] for name in layer.nodes]
+    for node in nodes:
+        name = _name(node.inputs[0])
+        if node.op_type == QUANTIZE and name and not index.is_constant(name):
+            return QUANTIZE, _given_name(index, node.inputs[0])
+    for node in nodes:
+        source = node.inputs[0].producer() if node.inputs[0] is not None else None
+        if source is not None:
+            return DEQUANTIZE, _given_name(index, source.inputs[0])
+    return "", ""
+
+
+def _shares(
+    index: GraphIndex,
+    layer: MappedLayer,
+    unit_of: Mapping[str, int],
+    weights: Sequence[float],
+) -> dict[int, float]:
+    names = {name for name, op in zip(layer.nodes, layer.node_types, strict=True)
+             if op not in QDQ_OPS}  # fmt: skip
+    if not names:  # a weight that is turned to floats in every run
+        readers = (e.node for n in layer.nodes for v in index.node[n].outputs
+                   for e in index.readers(_name(v)))  # fmt: skip
+        names = set(readers)
+    units = sorted({unit_of[name] for name in names if name in unit_of})
+    worth = {unit: weights[unit] if weights else 1.0 for unit in units}
+    total = sum(worth.values())
+    if not total:
+        return {unit: 1.0 / len(units) for unit in units}
+    return {unit: each / total for unit, each in worth.items()}
+
+
+def _given_name(index: GraphIndex, value: ir.Value | None) -> str:
+    """What a tensor is called in the float model: a graph's output gives its name to its DQ."""
+    name = _name(value)
+    given = name.removesuffix("_unquantized")
+    return given if given in index.value else name
+
+
+def _name(value: ir.Value | None) -> str:
+    return (value.name or "") if value is not None else ""
+
+
 def assemble(costs: Costs, fixed: Mapping[int, bool] | None = None) -> State:
     """The subgraphs that are to be quantized so that the model costs least.
 
@@ -114,8 +384,7 @@ def assemble(costs: Costs, fixed: Mapping[int, bool] | None = None) -> State:
         costs: What everything costs.
         fixed: Subgraphs that are quantized, or are not, whatever it costs.
     """
-    scale = _scale(costs)
-    network = _Network()
+    network = _Network(_scale(costs))
     subgraphs = [network.node() for _ in costs.float_ms]
     for number, subgraph in enumerate(subgraphs):
         quantized = costs.quantized_ms[number]
@@ -123,8 +392,8 @@ def assemble(costs: Costs, fixed: Mapping[int, bool] | None = None) -> State:
         if quantized is None or number in costs.never:
             network.forbid(subgraph, _SINK)
         else:
-            network.connect(subgraph, _SINK, _whole(quantized * scale))
-        network.connect(_SOURCE, subgraph, _whole(costs.float_ms[number] * scale))
+            network.connect(subgraph, _SINK, quantized)
+        network.connect(_SOURCE, subgraph, costs.float_ms[number])
     for subgraph, is_quantized in (fixed or {}).items():
         network.forbid(
             *((_SOURCE, subgraphs[subgraph]) if is_quantized else (subgraphs[subgraph], _SINK))
@@ -132,62 +401,60 @@ def assemble(costs: Costs, fixed: Mapping[int, bool] | None = None) -> State:
     for subgraph, leader in costs.follows:
         network.forbid(subgraphs[subgraph], subgraphs[leader])
     for crossing in costs.crossings:
-        _add_crossing(network, subgraphs, crossing, scale)
+        _add_crossing(network, subgraphs, crossing)
     reached = network.sources_side()
     return frozenset(number for number, subgraph in enumerate(subgraphs) if subgraph in reached)
 
 
-def _add_crossing(
-    network: _Network, subgraphs: Sequence[int], crossing: Crossing, scale: float
-) -> None:
+def _add_crossing(network: _Network, subgraphs: Sequence[int], crossing: Crossing) -> None:
     """Each direction has a node of its own: it is paid once, however many read the tensor."""
     maker = _SINK if crossing.producer is None else subgraphs[crossing.producer]
     if crossing.consumers and crossing.quantize_ms > 0.0:
         wanted = network.node()  # with the quantized subgraphs as soon as one of the readers is
         for reader in crossing.consumers:
             network.forbid(subgraphs[reader], wanted)
-        network.connect(wanted, maker, _whole(crossing.quantize_ms * scale))
+        network.connect(wanted, maker, crossing.quantize_ms)
     if crossing.producer is None or crossing.dequantize_ms <= 0.0:
         return
     if crossing.is_read_as_float:
-        network.connect(maker, _SINK, _whole(crossing.dequantize_ms * scale))
+        network.connect(maker, _SINK, crossing.dequantize_ms)
     elif crossing.consumers:
         unwanted = network.node()  # with the float subgraphs as soon as one of the readers is
         for reader in crossing.consumers:
             network.forbid(unwanted, subgraphs[reader])
-        network.connect(maker, unwanted, _whole(crossing.dequantize_ms * scale))
+        network.connect(maker, unwanted, crossing.dequantize_ms)
 
 
 class _Network:
-    """Capacities between numbered nodes; the source's side will be what is quantized."""
+    """Costs between numbered nodes; the source's side will be what is quantized.
 
-    def __init__(self) -> None:
+    Args:
+        scale: Whole units per millisecond.
+    """
+
+    def __init__(self, scale: float) -> None:
+        self._scale = scale
         self._size = _FIRST
-        self._from: list[int] = []
-        self._to: list[int] = []
-        self._capacity: list[int] = []
+        self._arcs: list[tuple[int, int, int]] = []
 
     def node(self) -> int:
         """One more node."""
         self._size += 1
         return self._size - 1
 
-    def connect(self, start: int, end: int, capacity: int) -> None:
+    def connect(self, start: int, end: int, cost_ms: float) -> None:
         """Let it cost something to have one node on the source's side and the other not."""
-        self._from.append(start)
-        self._to.append(end)
-        self._capacity.append(capacity)
+        self._arcs.append((start, end, max(0, round(cost_ms * self._scale))))
 
     def forbid(self, start: int, end: int) -> None:
         """Let it cost more than everything else together."""
-        self.connect(start, end, 2 * _UNITS)
+        self._arcs.append((start, end, 2 * _UNITS))
 
     def sources_side(self) -> set[int]:
         """The nodes that are on the source's side of every minimum cut."""
+        starts, ends, capacities = np.array(self._arcs, dtype=np.int64).reshape(-1, 3).T
         shape = (self._size, self._size)
-        arcs = (np.array(self._from), np.array(self._to))
-        capacities = np.array(self._capacity, dtype=np.int64)
-        summed = coo_array((capacities, arcs), shape=shape).tocsr()
+        summed = coo_array((capacities, (starts, ends)), shape=shape).tocsr()
         summed.data = np.minimum(summed.data, 2 * _UNITS).astype(np.int32)
         flow = maximum_flow(summed.astype(np.int32), _SOURCE, _SINK).flow
         residual = (summed - flow).tocsr()
@@ -203,10 +470,6 @@ def _scale(costs: Costs) -> float:
     whole += sum(each.quantize_ms + each.dequantize_ms for each in costs.crossings)
     # A power of two: what is equal stays equal.
     return 2.0 ** math.floor(math.log2(_UNITS / whole)) if whole > 0.0 else 1.0
-
-
-def _whole(units: float) -> int:
-    return max(0, round(units))
 
 
 def gain_of(costs: Costs, state: Iterable[int], reference: Iterable[int] = ()) -> float:

@@ -28,13 +28,13 @@ from qdqtune.search._space import Space, State
 from qdqtune.search.strategies._assembly_search import SubgraphTask
 from qdqtune.search.strategies._registry import make_strategy
 from qdqtune.search.strategies._strategy import Limits, Score, SearchStrategy, SearchTask, Trial
-from qdqtune.search.subgraphs._assembly import assemble_closed
-from qdqtune.search.subgraphs._costs import ObservedCosts, costs_of, look_at
-from qdqtune.search.subgraphs._distinct_subgraphs import Subgraph, find_subgraphs
+from qdqtune.search.subgraphs._assembly import ObservedCosts, assemble_closed, costs_of, look_at
 from qdqtune.search.subgraphs._fusion_groups import FusionGroup
 from qdqtune.search.subgraphs._quantizable_groups import (
     Choices,
     QuantizableGroup,
+    Subgraph,
+    find_subgraphs,
     make_choices,
     make_units,
 )

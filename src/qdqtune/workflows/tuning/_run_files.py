@@ -18,7 +18,13 @@ from qdqtune.graph._external_data import check_external_data
 from qdqtune.graph._files import parse_model
 from qdqtune.graph._protobuf import contents
 from qdqtune.graph._weights import WEIGHTS_FILE, WEIGHTS_INDEX
-from qdqtune.records._errors import NewerSchemaError, OutputError, QdqtuneError, UsageError
+from qdqtune.records._errors import (
+    NewerSchemaError,
+    NewerVersionError,
+    OutputError,
+    QdqtuneError,
+    UsageError,
+)
 from qdqtune.records._untrusted_files import (
     SCHEMAS,
     check_schema,
@@ -26,7 +32,6 @@ from qdqtune.records._untrusted_files import (
     read_bytes,
     read_text,
 )
-from qdqtune.search._errors import NewerVersionError
 from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.search.patterns._state_file import read_state
 from qdqtune.workflows.tuning._journal_format import read_journal

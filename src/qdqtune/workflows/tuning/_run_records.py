@@ -16,12 +16,11 @@ from typing import Any
 from qdqtune.engines._worker_environment import BuildLog
 from qdqtune.graph._atomic_files import replacing, writing
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
-from qdqtune.records._errors import OutputError
+from qdqtune.records._errors import AutotunerError, NewerVersionError, OutputError
 from qdqtune.records._measurement import EngineInfo
 from qdqtune.records._placement import Edge, Placement
 from qdqtune.records._tuning import Summary
 from qdqtune.search._config import Config
-from qdqtune.search._errors import AutotunerError, NewerVersionError
 from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.search.patterns._region_pattern import InsertionScheme, PatternSchemes, PatternView
 from qdqtune.search.patterns._state_file import pattern_cache_path, read_state, write_state

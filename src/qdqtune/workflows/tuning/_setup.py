@@ -27,11 +27,10 @@ from qdqtune.graph._files import check_writable
 from qdqtune.graph._fingerprint import fingerprint
 from qdqtune.qdq._dialect import Dialect
 from qdqtune.records._accuracy import METRIC, checked_metric
-from qdqtune.records._errors import UsageError
+from qdqtune.records._errors import AutotunerError, NewerVersionError, UsageError
 from qdqtune.records._measurement import EngineInfo
 from qdqtune.records._precision import AUTO
 from qdqtune.records._tuning import AS_GIVEN as UNCHANGED
-from qdqtune.search._errors import AutotunerError, NewerVersionError
 from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.search.patterns._state_file import read_state
 from qdqtune.workflows._bench import engine_info

@@ -50,7 +50,7 @@ from qdqtune.records._tuning import (
     SubgraphTimes,
 )
 from qdqtune.search.strategies._strategy import Effort
-from qdqtune.search.subgraphs._distinct_subgraphs import NONE, Content, Subgraph, placement_inside
+from qdqtune.search.subgraphs._quantizable_groups import NONE, Content, Subgraph, placement_inside
 from qdqtune.workflows._sample_provider import shape_arguments
 from qdqtune.workflows.tuning._folder import SUBGRAPHS
 from qdqtune.workflows.tuning._run_records import TuningRun
