@@ -279,10 +279,8 @@ class _Merged:
             self._apart.add((one, other))
             return
         self._first[other] = one
-        for sets in (self._nodes, self._leads):
-            small, large = sorted((sets[one], sets[other]), key=len)
-            large |= small
-            sets[one], sets[other] = large, set()
+        self._nodes[one] |= self._nodes[other]
+        self._leads[one] |= self._leads[other]
 
     def _fit(self, one: int, other: int) -> bool:
         a, b = self._leads[one], self._leads[other]

@@ -344,14 +344,10 @@ def _ranked(subgraph: Subgraph, times: SubgraphTimes, planner: QuantizationPlann
             return math.inf  # the engine has left the weights as they are
         reads, makes = _borders(scheme, subgraph.content, planner)
         borders = (*subgraph.content.inputs, *subgraph.content.outputs)
-        converted = dict(zip(borders, form.conversion_ms, strict=True))
         usual = times.form(FULL) or form
-        otherwise = dict(zip(borders, usual.conversion_ms, strict=True))
+        converted = zip(borders, form.conversion_ms, usual.conversion_ms, strict=True)
         # Where it is quantized, a float neighbour pays; where it is float, a quantized one does.
-        paid = sum(
-            converted[tensor] if tensor in reads | makes else otherwise[tensor]
-            for tensor in borders
-        )
+        paid = sum(own if tensor in reads | makes else other for tensor, own, other in converted)
         return form.inside_ms + paid / 2.0
 
     costs = {scheme: cost_ms(scheme) for scheme in subgraph.schemes}
