@@ -265,14 +265,12 @@ class Config:
                     f"{each.name} must be {known.kind.must_be}, not {value!r}.",
                     f"{each.name}: {help_text(each, known)}.",
                 )
-            workflow = getattr(self, "workflow", "")
-            if known.mode and known.mode != workflow and value != each.default:
-                flag = known.flags[-1 if value is False else 0]
-                raise UsageError(
-                    f"{flag} requires --workflow {known.mode}.",
-                    f"Add --workflow {known.mode}, or leave {flag} out. In Python the option is "
-                    f"{each.name}, and the workflow is workflow={known.mode!r}.",
-                )
+        said = {
+            each.name: getattr(self, each.name)
+            for each, known in options_of(self)
+            if each.name == "workflow" or (known.mode and getattr(self, each.name) != each.default)
+        }
+        check_mode(type(self), said)
 
     def identity(self) -> dict[str, Any]:
         """The values that must be equal for results to be comparable, as JSON-compatible data."""
@@ -284,6 +282,27 @@ class Config:
                 if known.identity is Identity.YES or value != _plain(each.default, known.kind):
                     found[each.name] = value
         return found
+
+
+def check_mode(config_class: Any, said: Mapping[str, Any]) -> None:
+    """Reject options that the selected workflow does not have.
+
+    Args:
+        config_class: Class of the config.
+        said: The options that were set, by name.
+
+    Raises:
+        UsageError: If an option belongs to another workflow.
+    """
+    workflow = said.get("workflow", getattr(config_class, "workflow", ""))
+    for each, known in options_of(config_class):
+        if each.name in said and known.mode and known.mode != workflow:
+            flag = known.flags[-1 if said[each.name] is False else 0]
+            raise UsageError(
+                f"{flag} requires --workflow {known.mode}.",
+                f"Add --workflow {known.mode}, or leave {flag} out. In Python the option is "
+                f"{each.name}, and the workflow is workflow={known.mode!r}.",
+            )
 
 
 def _plain(value: Any, kind: Kind) -> Any:

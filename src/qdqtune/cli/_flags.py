@@ -27,6 +27,7 @@ from qdqtune.options import (
     SWITCH,
     Kind,
     Option,
+    check_mode,
     help_text,
     options_of,
     parts_of,
@@ -225,6 +226,7 @@ def config_from(options: argparse.Namespace, config_class: Callable[..., C], **k
                 said[each.name] = value
             elif value:
                 said[each.name] = one.kind.collect(value)
+    check_mode(config_class, said | known)
     return config_class(**said, **known)
 
 
