@@ -316,9 +316,7 @@ def _why_nothing(planner: QuantizationPlanner, source: Source) -> str:
 
 
 def _ranges(
-    run: TuningRun,
-    baseline: Baseline,
-    planner: QuantizationPlanner,
+    run: TuningRun, baseline: Baseline, planner: QuantizationPlanner
 ) -> tuple[SampleProvider, dict[RangeMethod, Ranges]]:
     """Ranges in every way; from some of the samples, if there is no time for all."""
     request, provider, reporter = run.request, run.provider, run.reporter

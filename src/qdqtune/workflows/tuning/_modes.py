@@ -100,11 +100,7 @@ class SearchProblem:
         self.strategy.tell(trial, scores)
 
 
-def region_problem(
-    run: TuningRun,
-    baseline: Baseline,
-    calibration: Calibration,
-) -> SearchProblem:
+def region_problem(run: TuningRun, baseline: Baseline, calibration: Calibration) -> SearchProblem:
     """Every group of ops is a choice; the engine's profile of the float model says which matter."""
     request, grouping, journal = run.request, calibration.grouping, run.journal
     if journal.shares is None:
