@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 
@@ -9,22 +10,34 @@ import onnx
 import onnx_ir as ir
 
 from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE, WEIGHTED_OPS
-from qdqtune.testing.simulated._fusion import Fuser, Group, Storage
+from qdqtune.testing.simulated._fusion import Fuser, Group, LowPrecision, Storage
 from qdqtune.testing.simulated._machine import DEFAULT_PROFILE, Profile, profile_named
-from qdqtune.testing.simulated._ops import (
+from qdqtune.testing.simulated._wiring import (
+    CONVS,
     MOVES,
+    POINTWISE,
+    RECURRENT,
     TABLE_OPS,
-    LowPrecision,
+    Op,
+    Shapes,
+    Wiring,
     is_free,
-    macs_us,
-    scatters,
-    steps,
-    touched_bytes,
+    macs,
+    product_depth,
+    read_proto,
 )
-from qdqtune.testing.simulated._wiring import Op, Shapes, Wiring, read_proto
 
 _REFORMAT = "Reformat"
 _FLOAT_BYTES = 4.0
+# They access only what they return, not all of their input.
+_PICKS = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Split"})
+
+# One or two polynomials per element.
+_COSTLY_STEPS = 8.0
+# A lookup in a table of 256 entries, for any function.
+_TABLE_STEPS = 2.0
+_STEPS = {"Softmax": 12.0, "LogSoftmax": 12.0, "LayerNormalization": 6.0, "RMSNormalization": 5.0}
+_STEPS |= {"InstanceNormalization": 6.0, "GroupNormalization": 6.0, "Resize": 4.0}
 
 
 @dataclass(frozen=True)
@@ -190,6 +203,81 @@ class _Planner:
         launch_us = self._profile.launch_us
         kernel = Kernel((op.name,), kind, _shown(dtype), compute_us, memory_us, launch_us)
         self.placed.append((op.position, kernel))
+
+
+def macs_us(wiring: Wiring, op: Op, dtype: ir.DataType, profile: Profile) -> float:
+    """Return the microseconds that the multiply-adds of an op take."""
+    count = macs(wiring, op)
+    if not count:
+        return 0.0
+    unit = profile.units.get(dtype, profile.units[ir.DataType.FLOAT])
+    inputs, outputs, depthwise = _channels(wiring, op)
+    part = unit.depthwise if depthwise else _filled(inputs, unit.input_step)
+    part *= _filled(outputs, 1 if depthwise else unit.output_step)
+    if profile.half_full:
+        results = wiring.size(op.outputs[0])
+        part *= results / (results + profile.half_full)
+    return count * (1.0 / (unit.rate * part)) / 1000.0
+
+
+def steps(wiring: Wiring, op: Op, *, low: bool) -> float:
+    """Return the number of simple elementwise operations of an op, besides multiply-adds.
+
+    Args:
+        wiring: The graph.
+        op: The op.
+        low: Whether it computes in low precision.
+    """
+    out = max((wiring.size(tensor) for tensor in op.outputs), default=0)
+    if op.op_type in WEIGHTED_OPS:
+        return 0.0
+    if op.op_type in TABLE_OPS:
+        return out * (_TABLE_STEPS if low else _COSTLY_STEPS)
+    if op.op_type in _STEPS:
+        return out * _STEPS[op.op_type]
+    if op.op_type in ("MaxPool", "AveragePool"):
+        return out * float(math.prod(op.attribute("kernel_shape", ())))
+    if op.op_type in POINTWISE or op.op_type in MOVES:
+        return float(out)
+    return float(max([out, *(wiring.size(t) for t in op.inputs if t not in wiring.constant)]))
+
+
+def scatters(op: Op) -> bool:
+    """Whether an op scatters rows, so that neighbours in memory are separated."""
+    if op.op_type != "Transpose":
+        return False
+    perm = op.attribute("perm")
+    return perm is None or (bool(perm) and perm[-1] != len(perm) - 1)
+
+
+def touched_bytes(wiring: Wiring, op: Op, tensor: str, dtype: ir.DataType | None) -> float:
+    """Return the number of bytes of a tensor that an op reads."""
+    everything = wiring.nbytes(tensor, dtype)
+    if op.op_type not in _PICKS or not wiring.size(tensor):
+        return everything
+    picked = sum(wiring.size(output) for output in op.outputs)
+    return everything * min(1.0, picked / wiring.size(tensor))
+
+
+def _channels(wiring: Wiring, op: Op) -> tuple[int, int, bool]:
+    """Input and output channels of a group, and whether each group has one input channel."""
+    weight = wiring.shape(op.inputs[1])
+    if op.op_type in RECURRENT:
+        return (weight[-1], weight[-2], False) if len(weight) > 1 else (1, 1, False)
+    if op.op_type in CONVS and len(weight) > 1:
+        groups = op.attribute("group", 1)
+        inputs, outputs = weight[1], weight[0] // groups
+        if op.op_type == "ConvTranspose":
+            inputs, outputs = outputs, inputs
+        return inputs, outputs, groups > 1 and weight[1] == 1
+    result = wiring.shape(op.outputs[0])
+    return product_depth(wiring, op), result[-1] if result else 1, False
+
+
+def _filled(channels: int, step: int) -> float:
+    """Return the share of the padded channels that is real."""
+    padded = -(-channels // step) * step
+    return channels / padded if channels > 0 else 1.0
 
 
 def _us(amount: float, billions_per_s: float) -> float:

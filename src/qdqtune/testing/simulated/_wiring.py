@@ -13,38 +13,51 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx.inliner
 import onnx.shape_inference
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
-from onnx import helper, numpy_helper
+from onnx import helper
 
-from qdqtune.graph._op_classes import QDQ_OPS
+from qdqtune.graph._op_classes import COPY_OPS, QDQ_OPS, WEIGHTED_OPS
 
 Shapes = Mapping[str, Sequence[int]]
 """Input name to shape."""
 
 # Constants used for shapes are smaller; the values of larger ones are never used.
 _LARGEST_READ_BYTES = 1024
-_MOST_ELEMENTS = _LARGEST_READ_BYTES // 8
-_MOST_ROUNDS = 64
-_ARITHMETIC = frozenset(
-    {
-        "Abs", "Add", "And", "Cast", "Ceil", "Concat", "Constant", "ConstantOfShape", "Div",
-        "Equal", "Expand", "Flatten", "Floor", "Gather", "Greater", "Identity", "Less", "Max",
-        "Min", "Mod", "Mul", "Neg", "Not", "Or", "Range", "ReduceMax", "ReduceMin", "ReduceProd",
-        "ReduceSum", "Reshape", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Transpose",
-        "Unsqueeze", "Where",
-    }
-)  # fmt: skip
 _WITH_BODIES = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 # Of the others, only type or shape matter, and both are known in advance.
 _INPUTS_THAT_COUNT = {"CastLike": 1, "Shape": 0, "Size": 0}
 _STANDARD_DOMAINS = ("", "ai.onnx")
 _ITEM_BYTES = {int(t): t.bitwidth / 8 for t in ir.DataType if t.value and t.name != "STRING"}
 _VALUE_FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
+
+_CHEAP = {
+    "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Div", "Equal", "Floor", "Greater",
+    "GreaterOrEqual", "HardSigmoid", "HardSwish", "LeakyRelu", "Less", "LessOrEqual", "Max", "Min",
+    "Mul", "Neg", "Not", "Or", "PRelu", "Reciprocal", "Relu", "Round", "Sign", "Sqrt", "Sub",
+    "ThresholdedRelu", "Where", "BatchNormalization",
+}  # fmt: skip
+TABLE_OPS = {
+    "Cos", "Elu", "Erf", "Exp", "Gelu", "Log", "Mish", "Pow", "Selu", "Sigmoid", "Sin", "Softplus",
+    "Softsign", "Swish", "Tan", "Tanh",
+}  # fmt: skip
+"""Costly functions, which low-precision kernels look up in a table."""
+POINTWISE = frozenset(_CHEAP | TABLE_OPS)
+"""Pointwise ops: each element depends only on elements at the same position."""
+REDUCTIONS = frozenset(
+    {"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSquare"}
+)
+CONVS = frozenset({"Conv", "ConvTranspose"})
+RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
+VIEWS = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+"""Ops that are views of the same memory."""
+MOVES = COPY_OPS | {"Dropout", "MaxPool", "Resize"}
+"""Ops that move values unchanged: Q and DQ can be moved through them."""
+_SMALL_ELEMENTS = 64
+_BOOKKEEPING_TYPES = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,6 +202,37 @@ class Wiring:
             self.constant.update(op.outputs)
 
 
+def is_free(wiring: Wiring, op: Op) -> bool:
+    """Whether an op costs nothing: known in advance, a view, or shape arithmetic."""
+    if op.op_type in VIEWS or all(tensor in wiring.constant for tensor in op.outputs):
+        return True
+    return all(
+        wiring.dtype(tensor) in _BOOKKEEPING_TYPES and wiring.size(tensor) <= _SMALL_ELEMENTS
+        for tensor in op.outputs
+    )
+
+
+def macs(wiring: Wiring, op: Op) -> float:
+    """Return the number of multiply-adds of an op."""
+    if op.op_type in RECURRENT:
+        steps = math.prod(wiring.shape(op.inputs[0])[:2])
+        return float(steps * sum(wiring.size(weight) for weight in op.inputs[1:3]))
+    if op.op_type not in WEIGHTED_OPS:
+        return 0.0
+    results = wiring.size(op.inputs[0] if op.op_type == "ConvTranspose" else op.outputs[0])
+    if op.op_type in CONVS:
+        return results * float(math.prod(wiring.shape(op.inputs[1])[1:]))
+    return results * float(product_depth(wiring, op))
+
+
+def product_depth(wiring: Wiring, op: Op) -> int:
+    """Return the reduction length of a matrix product."""
+    left = wiring.shape(op.inputs[0])
+    if not left:
+        return 1
+    return left[0] if op.op_type == "Gemm" and op.attribute("transA", 0) else left[-1]
+
+
 def read_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:
     """Reads a model file without its weights: only the values of small constants are kept.
 
@@ -235,91 +279,40 @@ def _with_shapes(
                 dim.dim_value = given[axis]
             elif dim.dim_value <= 0:
                 dim.dim_value = 1
-    for _ in range(_MOST_ROUNDS):
-        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-        shapes = {
-            value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
-            for value in _values(model.graph)
-            if value.type.tensor_type.HasField("shape")
-        }
-        known = {name: shape for name, shape in shapes.items() if 0 not in shape}
-        if all(name in known for node in model.graph.node for name in node.output if name):
-            break
-        if not _evaluate(model, known):
-            break
+    model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    shapes = _shapes(model.graph)
+    if any(
+        0 in shapes.get(name, (0,)) for node in model.graph.node for name in node.output if name
+    ):
+        model = onnx.shape_inference.infer_shapes(_with_computed_sizes(model), data_prop=True)
+        shapes = _shapes(model.graph)
     return model.graph, shapes
+
+
+def _shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
+    return {
+        value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+        for value in _values(graph)
+        if value.type.tensor_type.HasField("shape")
+    }
 
 
 def _values(graph: onnx.GraphProto) -> tuple[onnx.ValueInfoProto, ...]:
     return (*graph.input, *graph.value_info, *graph.output)
 
 
-def _evaluate(model: onnx.ModelProto, known: Mapping[str, tuple[int, ...]]) -> bool:
-    """Turns ops that compute sizes from known ones into constants, in place.
+def _with_computed_sizes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Replaces ops that compute sizes, which ONNX's inference does not always follow."""
+    from onnxscript import optimizer  # slow to import, and not needed for candidates
 
-    Returns:
-        Whether there were any besides constants.
-    """
-    graph = model.graph
-    constants = [
-        tensor
-        for tensor in graph.initializer
-        if 0 < math.prod(tensor.dims) <= _MOST_ELEMENTS
-        and tensor.data_location != onnx.TensorProto.EXTERNAL
-    ]
-    reached = {tensor.name for tensor in constants}
-    evaluated: list[onnx.NodeProto] = []
-    measured: list[onnx.TensorProto] = []
-    for node in graph.node:
-        if node.op_type == "Shape" and node.input[0] in known:
-            ends = {attribute.name: attribute.i for attribute in node.attribute}
-            part = slice(ends.get("start", 0), ends.get("end"))
-            sizes = np.array(known[node.input[0]][part], np.int64)
-            measured.append(numpy_helper.from_array(sizes, node.output[0]))
-        elif _is_small_arithmetic(node, reached, known):
-            evaluated.append(node)
-        else:
-            continue
-        reached.update(node.output)
-    if not measured and all(node.op_type == "Constant" for node in evaluated):
-        return False
-    results = _run(model, evaluated, [*constants, *measured])
-    if results is None:
-        return False
-    gone = {tensor.name for tensor in (*measured, *results)}
-    left = [node for node in graph.node if gone.isdisjoint(node.output)]
-    del graph.node[:]
-    graph.node.extend(left)
-    graph.initializer.extend([*measured, *results])
-    return True
+    from qdqtune.graph._fold_limits import FoldLimits
 
-
-def _is_small_arithmetic(
-    node: onnx.NodeProto, reached: set[str], known: Mapping[str, tuple[int, ...]]
-) -> bool:
-    return (
-        node.op_type in _ARITHMETIC
-        and node.domain in _STANDARD_DOMAINS
-        and all(name in reached for name in node.input if name)
-        and all(name in known and math.prod(known[name]) <= _MOST_ELEMENTS for name in node.output)
-    )
-
-
-def _run(
-    model: onnx.ModelProto, nodes: list[onnx.NodeProto], constants: list[onnx.TensorProto]
-) -> list[onnx.TensorProto] | None:
-    """Return the results of some ops as constants; None if they can't be computed."""
-    from onnx.reference import ReferenceEvaluator  # slow to import, and not needed for candidates
-
-    names = [name for node in nodes for name in node.output]
-    outputs = [onnx.ValueInfoProto(name=name) for name in names]
-    graph = helper.make_graph(nodes, "sizes", [], outputs, constants)
-    opsets = {entry.domain: entry.version for entry in model.opset_import}
+    folded = ir.from_proto(model)
     try:
-        values = ReferenceEvaluator(graph, opsets=opsets).run(names, {})
-        return list(map(numpy_helper.from_array, map(np.asarray, values), names))
+        optimizer.fold_constants(folded, should_fold=FoldLimits.of(folded).allow)
+        return ir.to_proto(folded)
     except Exception:  # anything that an op raises: its shapes stay unknown
-        return None
+        return model
 
 
 def _read_from_outside(node: onnx.NodeProto) -> set[str]:
