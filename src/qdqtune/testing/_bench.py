@@ -51,16 +51,16 @@ SMALL: dict[str, dict[str, Any]] = {
 
 TOWER_LAYERS = 4
 """Of the usual tower: a run of it takes far longer than the call that starts it."""
-# The first opset of which ONNX's reference has Q and DQ.
-_HEADER = '<ir_version: 9, opset_import: ["": 19]>'
+HEADER = '<ir_version: 9, opset_import: ["": 19]>'
+"""With the first opset of which ONNX's reference has Q and DQ."""
 
 _ONE_THREAD = SessionOptions(threads=1)
 _TIMEOUT_S = 120.0
 
 
-def model_of(text: str, **constants: Array) -> onnx.ModelProto:
+def model_of(text: str, header: str = HEADER, **constants: Array) -> onnx.ModelProto:
     """A model from ONNX text; its nodes are called n0, n1, and so on."""
-    model = parser.parse_model(f"{_HEADER}\n{text}")
+    model = parser.parse_model(f"{header}\n{text}")
     for position, node in enumerate(model.graph.node):
         node.name = f"n{position}"
     model.graph.initializer.extend(
@@ -76,9 +76,9 @@ def feeds_of(model: onnx.ModelProto) -> Arrays:
 
 def reference(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Arrays:
     """What a model computes, op by op as it is written."""
-    evaluator = ReferenceEvaluator(model)
-    results = evaluator.run(None, dict(feeds))
-    return dict(zip(evaluator.output_names, map(np.asarray, results), strict=True))
+    results = ReferenceEvaluator(model).run(None, dict(feeds))
+    names = (value.name for value in model.graph.output)
+    return dict(zip(names, map(np.asarray, results), strict=True))
 
 
 def nearness_db(expected: Array, actual: Array) -> float:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +25,6 @@ from qdqtune.graph._index import GraphIndex
 from qdqtune.records._measurement import EngineInfo, Verdict
 from qdqtune.testing._bench import TOWER_LAYERS, Bench, feeds_of, tower_feeds
 from qdqtune.testing._computing import quantized_op
-
-_UNKNOWN = "no_such_option"
 
 _TIMES_THE_WORK = 8
 _TIMED_RUNS = 20
@@ -52,21 +52,17 @@ class TellsWhatItIs:
         assert value.strip(), f"`info().{field}` is empty: times of two of them would be mixed up"
 
     def test_options_are_told(self, bench: Bench) -> None:
-        """Every option that was given is in `info`, as text, with the threads."""
+        """Every option that was given is in `info`, as text, with the threads.
+
+        Times measured with and without one that is missing would be taken for the same.
+        """
         options = _with_others(bench)
         info = bench.worker.info(options)
         told = dict(info.options)
         missing = {k: v for k, v in options.engine_options.items() if told.get(k) != v}
-        assert not missing, (
-            f"`info().options` is {told}: {missing} was given and is not there. Times measured "
-            "with and without it would be taken for the same"
-        )
-        assert all(isinstance(text, str) for pair in told.items() for text in pair), (
-            f"options are text: {told}"
-        )
-        assert info.threads == options.threads, (
-            f"{options.threads} threads were asked for, `info().threads` is {info.threads}"
-        )
+        assert not missing, f"`info().options` is {told}: {missing} was given and is not there"
+        assert {type(text) for pair in told.items() for text in pair} <= {str}, f"no text: {told}"
+        assert info.threads == options.threads, f"`info().threads` is {info.threads}"
 
     def test_info_repeats(self, bench: Bench) -> None:
         """The same question has the same answer, also after models were opened."""
@@ -83,11 +79,9 @@ class TellsWhatItIs:
         if options.threads is not None:
             infos = [bench.worker.info(replace(options, threads=threads)) for threads in (1, 2)]
             assert infos[0] != infos[1], f"one and two threads have the same `info`: {infos[0]}"
-        if bench.engine.other_options:
-            other = bench.worker.info(_with_others(bench))
-            assert other != bench.worker.info(), (
-                f"`info` does not depend on {dict(bench.engine.other_options)}"
-            )
+        if others := dict(bench.engine.other_options):
+            infos = [bench.worker.info(options), bench.worker.info(_with_others(bench))]
+            assert infos[0] != infos[1], f"`info` does not depend on {others}"
 
     def test_info_can_be_kept_in_a_file(self, bench: Bench) -> None:
         """Written as JSON and read again, `info` is the same."""
@@ -97,13 +91,11 @@ class TellsWhatItIs:
 
     def test_an_unknown_option_is_refused(self, bench: Bench) -> None:
         """An option that the engine doesn't have is an error that names it."""
-        given = {**bench.engine.options.engine_options, _UNKNOWN: "1"}
-        options = replace(bench.engine.options, engine_options=given)
-        path = bench.tower()
+        options, path = _with(bench, {"no_such_option": "1"}), bench.tower()
         failure = bench.refusal(
-            lambda: bench.worker.open(path, options), f"opened with the option {_UNKNOWN}=1"
+            lambda: bench.worker.open(path, options), "opened with the option no_such_option=1"
         )
-        assert _UNKNOWN in str(failure), f"the error should name the option {_UNKNOWN}: {failure}"
+        assert "no_such_option" in str(failure), f"the error should name the option: {failure}"
 
     def test_other_options_work(self, bench: Bench) -> None:
         """A model opens with the engine's other options as well."""
@@ -114,9 +106,12 @@ class TellsWhatItIs:
 
 
 def _with_others(bench: Bench) -> SessionOptions:
+    return _with(bench, bench.engine.other_options)
+
+
+def _with(bench: Bench, more: Mapping[str, str]) -> SessionOptions:
     options = bench.engine.options
-    given = {**options.engine_options, **bench.engine.other_options}
-    return replace(options, engine_options=given)
+    return replace(options, engine_options={**options.engine_options, **more})
 
 
 class TimesModels:
@@ -124,30 +119,30 @@ class TimesModels:
 
     @pytest.mark.parametrize("runs", [1, 7])
     def test_as_many_samples_as_asked(self, bench: Bench, runs: int) -> None:
-        """`time_runs(n)` returns n positive numbers."""
+        """`time_runs(n)` returns n positive numbers; a clock that is too coarse shows zeros."""
         bench.needs_runs()
         with bench.opened(bench.tower(), feeds=tower_feeds()) as model:
             samples = bench.worker.time(model, runs)
         assert len(samples) == runs, f"{len(samples)} samples were returned of {runs} runs"
-        assert all(0 < sample < float("inf") for sample in samples), (
-            f"samples are positive numbers, not {samples}. A clock that is too coarse for short "
-            "runs shows zeros"
-        )
+        assert all(0 < each < math.inf for each in samples), f"they must be positive: {samples}"
 
     def test_a_measurement_is_complete(self, bench: Bench) -> None:
-        """A measured model has samples, and the seconds that building and timing took."""
+        """A measured model has samples, and the seconds that building and timing took.
+
+        An engine that makes times up must let its `clock_s` go on while it builds.
+        """
         bench.needs_runs()
         measured = bench.worker.measure(bench.tower(), tower_feeds(), blocks=2, runs=5, drop=1)
         assert measured.ok, f"a plain model could not be measured: {measured.error}"
         assert [len(block) for block in measured.blocks_ms] == [5, 5]
-        assert measured.build_s > 0, (
-            "opening took no time on the engine's clock: an engine that makes times up must let "
-            "its `clock_s` go on while it builds"
-        )
+        assert measured.build_s > 0, "opening took no time on the engine's clock"
         assert measured.timing_s > 0, "timed runs took no time on the engine's clock"
 
     def test_samples_are_milliseconds(self, bench: Bench) -> None:
-        """The samples of a request add up to about the time that the request took."""
+        """The samples of a request add up to about the time that the request took.
+
+        An engine that has a `clock_s` of its own measures nothing.
+        """
         bench.needs_runs()
         with bench.opened(bench.tower(), feeds=tower_feeds()) as model:
             bench.worker.time(model, 2)
@@ -163,11 +158,9 @@ class TimesModels:
             "returns seconds or microseconds; if far too little, it doesn't wait for the end of a "
             "run"
         )
-        if bench.engine.measures:
-            assert spent_s <= waited_s, (
-                f"the engine says that runs took {spent_s:.3g} s, but it answered after "
-                f"{waited_s:.3g}. An engine that has a `clock_s` of its own measures nothing"
-            )
+        assert spent_s <= waited_s or not bench.engine.measures, (
+            f"the engine says that runs took {spent_s:.3g} s, but it answered after {waited_s:.3g}"
+        )
 
     def test_more_work_takes_longer(self, bench: Bench) -> None:
         """A model with eight times the products is clearly slower."""
@@ -180,8 +173,7 @@ class TimesModels:
         assert slow.ok, slow.error
         assert slow.latency_ms > 2.0 * fast.latency_ms, (
             f"{_TIMES_THE_WORK} times the work takes {slow.latency_ms:.4g} ms instead of "
-            f"{fast.latency_ms:.4g}. Is the run over when the clock is read? Is there a cache of "
-            "results?"
+            f"{fast.latency_ms:.4g}. Is the run over when the clock is read? Are results cached?"
         )
 
     def test_a_model_is_as_fast_as_itself(self, bench: Bench) -> None:
@@ -200,10 +192,8 @@ class TimesModels:
             if len(same) == _AA_LEAST_SAME:
                 return
         raise AssertionError(
-            "one file was found to differ from itself in speed, by "
-            f"{', '.join(f'{ratio:.3f}' for ratio in different)}. Does a session do something "
-            "once, in its first runs? Do threads of one session spin on while another runs? Or the "
-            "machine was too busy to measure anything"
+            f"one file was found to differ from itself in speed, by {different}. Do first runs do "
+            "more? Do threads of one session spin while another runs? Is the machine too busy?"
         )
 
 
@@ -215,8 +205,7 @@ class TellsLayers:
         with _large(bench) as model:
             first, second = (bench.worker.layers(model, _RUNS) for _ in range(2))
         assert first, "`layer_times` returned nothing"
-        names = [layer.name for layer in first]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = [name for name, n in Counter(each.name for each in first).items() if n > 1]
         assert not twice, f"several layers are called {twice[:3]}"
         assert all(layer.op_type for layer in first), "a layer has no `op_type`"
         # Not by name: OpenVINO numbers what it has made itself, and goes on counting.
@@ -239,8 +228,7 @@ class TellsLayers:
                     return
         raise AssertionError(
             f"the layers add up to {sum_ms:.3g} ms, and a run takes {fastest_ms:.3g} ms or more. "
-            "Are they in milliseconds? Divided by the number of runs? Are warm-up runs counted, "
-            "or layers twice: whole subgraphs beside what is in them?"
+            "Are they milliseconds per run, without warm-up, and without whole subgraphs?"
         )
 
     def test_layers_need_feeds(self, bench: Bench) -> None:
@@ -262,9 +250,7 @@ class TellsLayers:
         lost = [layer.name for layer in mapped if not layer.nodes]
         assert sum(known) >= _LEAST_MAPPED * sum(weights), (
             f"only {sum(known) / sum(weights):.0%} of the time is in layers whose ONNX nodes are "
-            "found (or of the layers, where there are no times); "
-            f"unknown are {lost[:5]}. Tell `LayerTime.origins`: the names of the nodes, or of "
-            "their outputs, that the engine says a layer was made of"
+            f"found; unknown are {lost[:5]}. `LayerTime.origins` should name nodes or outputs"
         )
 
     def test_quantized_ops_compute_in_integers(self, bench: Bench) -> None:
@@ -279,14 +265,14 @@ class TellsLayers:
             with bench.opened(path, feeds=made.feeds) as model:
                 layers = bench.worker.layers(model, _RUNS)
             index = GraphIndex(ir.from_proto(made.model))
+            convs = {node.name for node in index.nodes if node.op_type == "Conv"}
             told = {
                 layer.name: layer.precision
                 for layer in nodes_of_layers(index, layers)
-                if layer.executes and _has_conv(index, layer.nodes)
+                if layer.executes and not convs.isdisjoint(layer.nodes)
             }
             assert any(text.startswith(_LOW_PRECISIONS) for text in told.values()), (
-                f"a Conv quantized to {quant_type} in the dialect {dialect} runs in the "
-                f"layers {told or [layer.name for layer in layers]} (name and precision). Either "
+                f"a Conv quantized to {quant_type} in the dialect {dialect} has the layers {told}: "
                 "`LayerTime.precision` is not told, or the dialect is not what the engine fuses"
             )
 
@@ -311,7 +297,3 @@ def _large(bench: Bench) -> Iterator[OpenModel]:
     _skip_without_layers(bench)
     with bench.opened(_large_path(bench), feeds=feeds_of(_large_model())) as model:
         yield model
-
-
-def _has_conv(index: GraphIndex, nodes: tuple[str, ...]) -> bool:
-    return any(index.node[name].op_type == "Conv" for name in nodes)

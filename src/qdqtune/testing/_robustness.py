@@ -17,9 +17,10 @@ import onnx
 import pytest
 
 from qdqtune.engines._worker import FailureKind, OpenModel, WorkerFailure
-from qdqtune.testing._bench import Array, Arrays, Bench, model_of, tower, tower_feeds
+from qdqtune.testing._bench import HEADER, Array, Arrays, Bench, model_of, tower, tower_feeds
 
 _TEXT = np.array([b"a", b"b", b"c", b"d"], object)
+_NOBODY = '<ir_version: 9, opset_import: ["": 19, "nobody": 1]>'
 _GOOD = tower_feeds()
 BAD_FEEDS: dict[str, Arrays] = {
     "a missing input": {},
@@ -42,26 +43,15 @@ _WIDTH = 768
 _MOST_GROWTH_MIB = 25.0
 
 
-def _saved(body: str, size: int = 4, **constants: Array) -> Callable[[Path], object]:
-    model = model_of(f"g (float[4] x) => (float[{size}] y) {{ y = {body} }}", **constants)
-    return lambda path: onnx.save(model, path)
-
-
-def _unknown_domain(path: Path) -> None:
-    model = model_of("g (float[4] x) => (float[4] y) { y = Frobnicate(x) }")
-    model.graph.node[0].domain = "nobody.knows"
-    model.opset_import.add(domain="nobody.knows", version=1)
-    onnx.save(model, path)
-
-
-def _no_opset(path: Path) -> None:
-    model = model_of("g (float[4] x) => (float[4] y) { y = Relu(x) }")
-    del model.opset_import[:]
-    onnx.save(model, path)
+def _written(
+    body: str, size: int = 4, header: str = HEADER, **constants: Array
+) -> Callable[[Path], object]:
+    text = f"g (float[4] x) => (float[{size}] y) {{ y = {body} }}"
+    return lambda path: onnx.save(model_of(text, header, **constants), path)
 
 
 def _missing_weights(path: Path) -> None:
-    model = model_of("g (float[4] x) => (float[4] y) { y = Mul(x, w) }", w=np.ones(4, np.float32))
+    model = _times(2)
     weights = path.with_suffix(".gone")
     onnx.save(model, path, save_as_external_data=True, location=weights.name, size_threshold=0)
     weights.unlink()
@@ -72,12 +62,12 @@ BAD_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
     "an empty file": (Path.touch, ""),
     "a missing file": (lambda path: path.unlink(missing_ok=True), ""),
     "a folder": (lambda path: path.mkdir(exist_ok=True), ""),
-    "an unknown op": (_saved("Frobnicate(x)"), "Frobnicate"),
-    "an unknown domain": (_unknown_domain, "Frobnicate"),
-    "an op that its opset lacks": (_saved("Upsample<scales=[2.0]>(x)", 8), "Upsample"),
-    "without an opset": (_no_opset, "Relu"),
-    "a type error": (_saved("Add(x, s)", s=_TEXT), "Add"),
-    "shapes that do not fit": (_saved("MatMul(x, w)", w=np.ones((5, 4), np.float32)), "MatMul"),
+    "an unknown op": (_written("Frobnicate(x)"), "Frobnicate"),
+    "an unknown domain": (_written("nobody.Frobnicate(x)", header=_NOBODY), "Frobnicate"),
+    "an op that its opset lacks": (_written("Upsample<scales=[2.0]>(x)", 8), "Upsample"),
+    "without an opset": (_written("Relu(x)", header="<ir_version: 9>"), "Relu"),
+    "a type error": (_written("Add(x, s)", s=_TEXT), "Add"),
+    "shapes that do not fit": (_written("MatMul(x, w)", w=np.ones((5, 4), np.float32)), "MatMul"),
     "missing external data": (_missing_weights, ".gone"),
 }
 """By what is wrong: how to write it, and what the error may name instead of the file."""
@@ -95,8 +85,7 @@ class RefusesNonsense:
         failure = bench.refusal(lambda: _use(bench, path), f"the model: {fault}")
         named = [path.name, *filter(None, [op])]
         assert any(name in str(failure) for name in named), (
-            f"the model: {fault}: the error should name {' or '.join(map(repr, named))}. "
-            f"It is: {failure}"
+            f"the model: {fault}: the error should name {' or '.join(named)}. It is: {failure}"
         )
 
     @pytest.mark.parametrize("fault", BAD_FEEDS)
@@ -124,11 +113,9 @@ def _use(bench: Bench, path: Path) -> None:
     """Opens and, if it can, runs a model: who makes times up need not look into it before that."""
     feeds: Arrays = {"x": np.zeros(4, np.float32)}
     with bench.opened(path, feeds=feeds) as model:
-        if not bench.engine.runs:
-            return
-        if bench.engine.measures:
+        if bench.engine.runs and bench.engine.measures:
             bench.worker.time(model, 1)
-        else:
+        elif bench.engine.runs:
             bench.worker.run(model, feeds)
 
 
@@ -152,30 +139,23 @@ class SurvivesFailures:
 
     def test_a_crash_is_a_failure(self, bench: Bench) -> None:
         """When the process ends, the request fails, open models are LOST, and the next opens."""
-        with bench.opened(bench.tower()) as model:
-            pids = _family(bench)
-            os.kill(pids[0], signal.SIGKILL)
-            _check_crashed(bench, model)
-        _check_gone(pids)
-        with bench.opened(bench.tower()) as model:
-            pids = _family(bench)
-            os.kill(pids[0], signal.SIGSTOP)  # so that the request is under way when it ends
-            threading.Timer(_SOON_S, os.kill, (pids[0], signal.SIGKILL)).start()
-            _check_crashed(bench, model)
-        _check_gone(pids)
+        for is_under_way in (False, True):
+            with bench.opened(bench.tower()) as model:
+                pids = _family(bench)
+                if is_under_way:
+                    os.kill(pids[0], signal.SIGSTOP)  # so that the request is not answered before
+                    threading.Timer(_SOON_S, os.kill, (pids[0], signal.SIGKILL)).start()
+                else:
+                    os.kill(pids[0], signal.SIGKILL)
+                _check_crashed(bench, model)
+            _check_gone(pids)
 
 
 def _check_crashed(bench: Bench, model: OpenModel) -> None:
-    crash = _failure_of(bench, model)
-    assert crash.kind is FailureKind.CRASH, f"it was a {crash.kind}: {crash}"
-    lost = _failure_of(bench, model)
-    assert lost.kind is FailureKind.LOST, f"it was a {lost.kind}: {lost}"
-
-
-def _failure_of(bench: Bench, model: OpenModel) -> WorkerFailure:
-    with pytest.raises(WorkerFailure) as caught:
-        bench.worker.run(model, tower_feeds())
-    return caught.value
+    for kind in (FailureKind.CRASH, FailureKind.LOST):
+        with pytest.raises(WorkerFailure) as caught:
+            bench.worker.run(model, tower_feeds())
+        assert caught.value.kind is kind, f"it was a {caught.value.kind}: {caught.value}"
 
 
 def _check_gone(pids: list[int]) -> None:
@@ -260,17 +240,15 @@ class KeepsSessionsApart:
     def test_feeds_are_kept(self, bench: Bench) -> None:
         """What was fed is the session's own: the caller's arrays may change or go."""
         bench.needs_runs()
-        proto = model_of(
-            "g (int64[4096] ids) => (float[4096, 8] y) { y = Gather(table, ids) }",
-            table=np.ones((5, 8), np.float32),
-        )
-        feeds: dict[str, Array] = {"ids": np.full(4096, 4, np.int64)}
-        path = bench.write("gather", proto)
+        text = "g (int64[4096] ids) => (float[4096, 8] y) { y = Gather(table, ids) }"
+        path = bench.write("gather", model_of(text, table=np.ones((5, 8), np.float32)))
+        feeds: Arrays = {"ids": np.full(4096, 4, np.int64)}
+        zeros: Arrays = {"ids": np.zeros(4096, np.int64)}
         with bench.opened(path, feeds=feeds) as model:
             feeds["ids"][:] = 10**9  # whoever reads this reads far outside of the table
-            with bench.opened(path, feeds={"ids": np.zeros(4096, np.int64)}) as other:
+            with bench.opened(path, feeds=zeros) as other:
                 for _ in range(3):
-                    bench.worker.run(other, {"ids": np.zeros(4096, np.int64)})
+                    bench.worker.run(other, zeros)
                 assert min(bench.worker.time(model, 3)) > 0
 
     def test_timing_needs_feeds(self, bench: Bench) -> None:
