@@ -24,13 +24,12 @@ from qdqtune.engines._signature import read_signature
 from qdqtune.engines.tensorrt._builder import (
     BuildError,
     Library,
-    ModelToBuild,
     ParseError,
     PlanBuilder,
     ShapesMissing,
     check_capability,
 )
-from qdqtune.engines.tensorrt._layers import Layer, LayerTensor, parse_layers
+from qdqtune.engines.tensorrt._layer_info import Layer, LayerTensor, parse_layers
 from qdqtune.engines.tensorrt._settings import Settings, ShapeRange
 from qdqtune.records._errors import EngineError, QdqtuneError, UsageError
 
@@ -105,15 +104,14 @@ def build(
     try:
         signature = read_signature(path)
         ones = {name: _smallest(dims) for name, dims in signature.dims.items() if None in dims}
-        model = ModelToBuild(os.fspath(path), signature.low_types, ones, {})
         builder = PlanBuilder(library, Settings(compute_capability=compute_capability))
-        plan = builder.build(model)
-        layers = parse_layers(plan.layer_list)
+        plan = builder.build(os.fspath(path), signature.low_types, ones, {})
+        layers = parse_layers(library.log.layer_list)
     except (ParseError, OSError) as error:
         return _failed(report, [str(error)])
     except (BuildError, ShapesMissing, ValueError) as error:
         return _failed(replace(report, parsed=True), [str(error)])
-    size = len(plan.content)
+    size = len(plan)
     return replace(report, parsed=True, ok=True, layers=layers, engine_bytes=size)
 
 

@@ -11,9 +11,14 @@ from benchmarks.rtx_builds import multiplies, not_low_precision, operand_types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtune.engines.tensorrt._layer_info import parse_layer_info, read_layer_info
+from qdqtune.engines.tensorrt._layer_info import (
+    Layer,
+    LayerTensor,
+    parse_layer_info,
+    read_layer_info,
+    type_named,
+)
 from qdqtune.engines.tensorrt._layer_naming import LayerKind, kind_of, map_layers
-from qdqtune.engines.tensorrt._layers import Layer, LayerTensor, type_named
 from qdqtune.graph._index import GraphIndex
 from qdqtune.records._errors import UsageError
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from onnx import parser
 
 from qdqtune.engines.layers._wiring import ModelWiring, split
-from qdqtune.engines.tensorrt._layer_info import read_layer_info
+from qdqtune.engines.tensorrt._layer_info import Layer, LayerTensor, read_layer_info
 from qdqtune.engines.tensorrt._layer_naming import map_layers
-from qdqtune.engines.tensorrt._layers import Layer, LayerTensor
 from qdqtune.graph._index import GraphIndex, name_nodes
 from qdqtune.graph._op_classes import WEIGHTED_OPS
 from qdqtune.records._layers import BETWEEN, CLOSED, NAMED, PART, UNKNOWN, MappedLayer

@@ -4,10 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from qdqtune.engines.tensorrt._layer_info import parse_layer_info, read_layer_info
-from qdqtune.engines.tensorrt._layer_naming import LayerKind, kind_of
-from qdqtune.engines.tensorrt._layers import Layer, LayerTensor
-from qdqtune.engines.tensorrt._profile import ms_of_layers, parse_profile
+from qdqtune.engines.tensorrt._layer_info import (
+    Layer,
+    LayerTensor,
+    parse_layer_info,
+    parse_profile,
+    read_layer_info,
+)
+from qdqtune.engines.tensorrt._layer_naming import LayerKind, kind_of, ms_of_layers
 from qdqtune.records._measurement import LayerTime
 
 SAMPLES = Path(__file__).parents[1] / "data" / "tensorrt" / "trex_resnet18_a100"

@@ -24,7 +24,7 @@ from tests.tiers import tiered
 from qdqtune import zoo
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._worker import Worker
-from qdqtune.engines.tensorrt._layers import Layer, LayerTensor, parse_layers
+from qdqtune.engines.tensorrt._layer_info import Layer, LayerTensor, parse_layers
 from qdqtune.graph._index import GraphIndex, name_nodes
 from qdqtune.graph._shapes import infer_shapes
 from qdqtune.qdq._quantization_planner import select_ops

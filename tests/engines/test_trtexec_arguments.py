@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 
 from qdqtune.engines._interface import SessionOptions
-from qdqtune.engines.tensorrt._trtexec_settings import asked_by, trtexec_settings
-from qdqtune.engines.tensorrt._trtexec_version import DISPENSABLE, NOT_WHEN_SAFE, Version
+from qdqtune.engines.tensorrt._trtexec_arguments import TrtexecSettings, trtexec_settings
+from qdqtune.engines.tensorrt._trtexec_program import DISPENSABLE, NOT_WHEN_SAFE, Version
 
 V8_4, V8_6, V9_2 = Version(8, 4, 3), Version(8, 6, 1), Version(9, 2)
 V10_3, V10_16, V11_1 = Version(10, 3), Version(10, 16, 1), Version(11, 1)
 GUIDES = "--fp16 --workspace=4096 --verbose"
+
+
+def usage(words: str, version: Version) -> TrtexecSettings:
+    return trtexec_settings(SessionOptions(engine_options={"args": words}), version)
 
 
 @pytest.mark.parametrize(
@@ -32,8 +36,8 @@ GUIDES = "--fp16 --workspace=4096 --verbose"
     ],
 )  # fmt: skip
 def test_what_is_said(version: Version, words: str, expected: str, noted: list[str]) -> None:
-    asked = asked_by(words.split(), version)
-    assert list(asked.arguments) == expected.split()
+    asked = usage(words, version)
+    assert list(asked.given) == expected.split()
     assert len(asked.notes) == len(noted)
     for note, name in zip(asked.notes, noted, strict=True):
         assert f"trtexec {version} has no {name}" in note
@@ -58,16 +62,16 @@ def test_what_is_said(version: Version, words: str, expected: str, noted: list[s
 )
 def test_what_would_lose_its_meaning_is_refused(version: Version, words: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        asked_by(words.split(), version)
+        usage(words, version)
 
 
 @pytest.mark.parametrize("version", [V8_6, V10_16, V11_1])
 def test_settings_among_arguments(version: Version) -> None:
-    asked = asked_by(["--device=2", "--noCudaGraph"], version)
-    assert (asked.arguments, asked.device, asked.cuda_graph) == ((), 2, False)
-    assert asked_by(["--useCudaGraph"], version).cuda_graph is True
-    nothing = asked_by([], version)
-    assert (nothing.device, nothing.cuda_graph) == (None, None)
+    asked = usage("--device=2 --noCudaGraph", version)
+    assert (asked.given, asked.settings.device, asked.settings.cuda_graph) == ((), 2, False)
+    assert usage("--useCudaGraph", version).settings.cuda_graph is True
+    nothing = usage("", version).settings
+    assert (nothing.device, nothing.cuda_graph) == (0, None)
 
 
 def test_what_safe_forbids_can_be_done_without() -> None:
@@ -87,5 +91,4 @@ def test_what_safe_forbids_can_be_done_without() -> None:
     ],
 )
 def test_what_float32_is_computed_in(version: Version, words: str, told: str) -> None:
-    usage = trtexec_settings(SessionOptions(engine_options={"args": words}), version)
-    assert usage.float_type("sm90") == told
+    assert usage(words, version).float_type("sm90") == told

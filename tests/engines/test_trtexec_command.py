@@ -7,18 +7,20 @@ import pytest
 
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines.tensorrt._settings import ShapeRange
-from qdqtune.engines.tensorrt._trtexec_command import (
+from qdqtune.engines.tensorrt._trtexec_arguments import (
+    TrtexecSettings,
     build_arguments,
     build_command,
     feed_arguments,
+    joined,
     load_arguments,
     output_arguments,
     profile_arguments,
     rebuild_arguments,
     time_arguments,
+    trtexec_settings,
 )
-from qdqtune.engines.tensorrt._trtexec_settings import TrtexecSettings, trtexec_settings
-from qdqtune.engines.tensorrt._trtexec_version import Version, joined
+from qdqtune.engines.tensorrt._trtexec_program import Version
 
 VERSIONS = {
     text: Version(*map(int, text.split(".")))

@@ -19,8 +19,8 @@ from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._worker_environment import LOGS, SCRATCH
 from qdqtune.engines.tensorrt._layer_info import read_layer_info
 from qdqtune.engines.tensorrt._trtexec import TrtexecEngine
+from qdqtune.engines.tensorrt._trtexec_arguments import notes_on
 from qdqtune.engines.tensorrt._trtexec_program import TrtexecError
-from qdqtune.engines.tensorrt._trtexec_settings import notes_on
 from qdqtune.records._health import Gpu, GpuHealth
 
 SAMPLES = Path(__file__).parents[1] / "data" / "tensorrt" / "rtx171"

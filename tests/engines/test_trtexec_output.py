@@ -10,13 +10,13 @@ from qdqtune.engines.tensorrt._trtexec import last_times_ms, parse_outputs
 from qdqtune.engines.tensorrt._trtexec_program import (
     Program,
     TrtexecError,
+    Version,
     gpu_median_ms,
     has_passed,
     reason_of,
     run_command,
     unknown_options,
 )
-from qdqtune.engines.tensorrt._trtexec_version import Version
 
 DATA = Path(__file__).parents[1] / "data" / "tensorrt"
 STAMP = "[07/07/2026-02:11:29] "

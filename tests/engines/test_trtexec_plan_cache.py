@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdqtune.engines.tensorrt._caches import LAYERS, PlanCache, plan_key
+from qdqtune.engines.tensorrt._files import LAYERS, PlanCache, plan_key
 
 TEXT = '<ir_version: 9, opset_import: ["" : 17]> g (float[4] x) => (float[4] y) { y = Mul(x, w) }'
 
@@ -131,7 +131,7 @@ class TestCache:
         script = """
 import sys
 from pathlib import Path
-from qdqtune.engines.tensorrt._caches import PlanCache
+from qdqtune.engines.tensorrt._files import PlanCache
 cache = PlanCache(sys.argv[1], most_bytes=3 << 16)
 target = Path(sys.argv[2])
 for number in range(40):

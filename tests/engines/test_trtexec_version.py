@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from qdqtune.engines.tensorrt._trtexec_version import (
+from qdqtune.engines.tensorrt._trtexec_arguments import joined, require, takes
+from qdqtune.engines.tensorrt._trtexec_program import (
     Version,
     find_program,
-    joined,
     parse_version,
-    require,
-    takes,
     version_of,
 )
 

@@ -21,7 +21,7 @@ from qdqtune.autotune.workflows import (
     init_benchmark_instance,
     subgraph_autotuning_workflow,
 )
-from qdqtune.engines.tensorrt._profile import parse_profile
+from qdqtune.engines.tensorrt._layer_info import parse_profile
 from qdqtune.records._errors import UsageError
 from tests.conftest import model_from_text
 

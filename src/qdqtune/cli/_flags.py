@@ -340,7 +340,7 @@ def options_for_engine(
         UsageError: If a setting is refused.
     """
     from qdqtune.engines import _registry as registry
-    from qdqtune.engines.tensorrt._trtexec_settings import notes_on
+    from qdqtune.engines.tensorrt._trtexec_arguments import notes_on
 
     found = words.options_of(engine, dict(options.engine_option), is_strict=is_strict)
     if options.built_for and registry.entry(engine).takes_shape_ranges:

@@ -6,13 +6,11 @@ import ctypes
 import importlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qdqtune.engines.tensorrt._build_log import BuildLog, open_log
-from qdqtune.engines.tensorrt._caches import TimingCacheFile
-from qdqtune.engines.tensorrt._layers import is_layer_list
+from qdqtune.engines.tensorrt._files import BuildLog, TimingCacheFile, open_log
+from qdqtune.engines.tensorrt._layer_info import is_layer_list
 from qdqtune.engines.tensorrt._settings import STRONG, WEAK, Settings, ShapeRange
 
 # Without a GPU, other errors drag this one along.
@@ -20,6 +18,8 @@ _NO_DRIVER = "catchCudaError"
 _MOST_REASONS = 3
 
 _MIB = 1 << 20
+
+Ranges = Mapping[str, ShapeRange]
 
 
 class Library:
@@ -47,7 +47,6 @@ class Library:
         init = getattr(self.api, "init_libnvinfer_plugins", None)
         if init is not None:
             init(self.log, "")
-        self._loaded: set[str] = set()
 
     def typing_of(self, wanted: str) -> str:
         """Whether a network is strongly or weakly typed, if that is wanted of it.
@@ -71,19 +70,16 @@ class Library:
         return sum(1 << int(flag) for flag in found if flag is not None)
 
     def load_plugins(self, paths: Iterable[str]) -> None:
-        """Loads libraries with custom ops, each once.
+        """Loads libraries with custom ops.
 
         Raises:
             ValueError: If one can't be loaded.
         """
         for path in paths:
-            if path in self._loaded:
-                continue
             try:
                 ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
             except OSError as error:
                 raise ValueError(f"the plugin library {path} can't be loaded: {error}") from None
-            self._loaded.add(path)
 
 
 def make_log(api: Any) -> Any:
@@ -148,36 +144,6 @@ class ShapesMissing(Exception):
         self.names = tuple(names)
 
 
-@dataclass(frozen=True)
-class ModelToBuild:
-    """A model, with the information needed to build it.
-
-    Attributes:
-        path: The file.
-        low_types: Types that its Q and DQ convert to and from.
-        shapes: Shapes of inputs with open dims.
-        values: Values of inputs that determine shapes.
-    """
-
-    path: str
-    low_types: frozenset[str]
-    shapes: Mapping[str, ShapeRange]
-    values: Mapping[str, ShapeRange]
-
-
-@dataclass(frozen=True)
-class BuiltPlan:
-    """A built engine.
-
-    Attributes:
-        content: The serialized engine.
-        layer_list: The layer list that the build printed; empty if it printed none.
-    """
-
-    content: bytes
-    layer_list: str = ""
-
-
 class PlanBuilder:
     """Builds engines, one after the other, with one builder.
 
@@ -205,36 +171,48 @@ class PlanBuilder:
             reason = telling(library.log.errors) or str(error)
             raise BuildError(f"TensorRT can't build here: {reason}") from None
 
-    def build(self, model: ModelToBuild) -> BuiltPlan:
-        """Builds a model.
+    def build(self, path: str, low_types: Collection[str], shapes: Ranges, values: Ranges) -> bytes:
+        """Builds a model; the library's log has the list of layers, if there is one.
+
+        Args:
+            path: The model file.
+            low_types: Types that its Q and DQ convert to and from.
+            shapes: Shapes of inputs with open dims.
+            values: Values of inputs that determine shapes.
+
+        Returns:
+            The serialized engine.
 
         Raises:
             BuildError: If it can't be built.
             ShapesMissing: If an input has neither shapes nor values.
         """
-        content = self._attempt(model)
+        log, model = self._library.log, (path, low_types, shapes, values)
+        content = self._attempt(*model)
         if content is None and self._cache is not None and self._cache.is_doubtful:
             # In 8.6, timings from an earlier process made a later build fail.
-            reasons, self._library.log.errors = self._library.log.errors, []
+            reasons, log.errors = log.errors, []
             self._cache.forget()
-            content = self._attempt(model)
+            content = self._attempt(*model)
             if content is None:
                 self._cache.trust()
-            self._library.log.errors = self._library.log.errors or reasons
+            log.errors = log.errors or reasons
         if content is None:
-            raise BuildError(telling(self._library.log.errors) or "TensorRT gave no reason")
-        return BuiltPlan(content, self._library.log.layer_list)
+            raise BuildError(telling(log.errors) or "TensorRT gave no reason")
+        return content
 
-    def _attempt(self, model: ModelToBuild) -> bytes | None:
+    def _attempt(
+        self, path: str, low_types: Collection[str], shapes: Ranges, values: Ranges
+    ) -> bytes | None:
         api, log = self._library.api, self._library.log
         network = self._builder.create_network(self._library.network_flags(self._typing))
         if network is None:
             raise BuildError(telling(log.errors) or "TensorRT created no network")
         parser = api.OnnxParser(network, log)
-        if not parser.parse_from_file(model.path):
+        if not parser.parse_from_file(path):
             raise ParseError(telling(_parser_errors(parser)) or telling(log.errors))
-        config = self._config(model.low_types)
-        self._add_profile(network, config, model)
+        config = self._config(low_types)
+        self._add_profile(network, config, shapes, values)
         cache = self._cache.attach(config) if self._cache is not None else None
         built = self._builder.build_serialized_network(network, config)
         if built is None:
@@ -248,7 +226,9 @@ class PlanBuilder:
         api, settings = self._library.api, self._settings
         config = self._builder.create_builder_config()
         config.profiling_verbosity = api.ProfilingVerbosity.DETAILED  # else no layers are reported
-        if (sharing := _profile_sharing(api)) is not None:
+        # Where there is such a flag, several contexts share a profile only with it.
+        sharing = getattr(getattr(api, "PreviewFeature", None), "PROFILE_SHARING_0806", None)
+        if sharing is not None:
             config.set_preview_feature(sharing, True)
         if settings.level is not None and hasattr(config, "builder_optimization_level"):
             config.builder_optimization_level = settings.level
@@ -267,8 +247,7 @@ class PlanBuilder:
                 config.set_flag(getattr(api.BuilderFlag, name))
         return config
 
-    def _add_profile(self, network: Any, config: Any, model: ModelToBuild) -> None:
-        shapes, values = model.shapes, model.values
+    def _add_profile(self, network: Any, config: Any, shapes: Ranges, values: Ranges) -> None:
         inputs = [network.get_input(place) for place in range(network.num_inputs)]
         is_open = {tensor.name: -1 in tuple(tensor.shape) for tensor in inputs}
         deciding = {tensor.name for tensor in inputs if tensor.is_shape_tensor}
@@ -290,11 +269,6 @@ class PlanBuilder:
             raise BuildError(
                 telling(self._library.log.errors) or f"TensorRT refuses the shapes {dict(shapes)}"
             )
-
-
-def _profile_sharing(api: Any) -> Any:
-    """Return the flag that lets several contexts share one profile, where it is required."""
-    return getattr(getattr(api, "PreviewFeature", None), "PROFILE_SHARING_0806", None)
 
 
 def _weak_flags(api: Any, precision: str, low_types: Collection[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,6 @@ class Cuda:
 
     def __init__(self, device: int = 0) -> None:
         self._api = _bindings()
-        self._kinds = self._api.cudaMemcpyKind
         self.call("cudaSetDevice", device)
         self._properties = self.call("cudaGetDeviceProperties", device)
         self.stream = self.call("cudaStreamCreate")
@@ -85,17 +85,11 @@ class Cuda:
             return None
         return results[0] if len(results) == 1 else tuple(results)
 
-    def upload(self, address: Any, array: Array) -> None:
-        """Copies an array to the GPU."""
-        if array.nbytes:
-            kind = self._kinds.cudaMemcpyHostToDevice
-            self.call("cudaMemcpy", address, array.ctypes.data, array.nbytes, kind)
-
-    def download(self, address: Any, array: Array) -> None:
-        """Copies from the GPU into an array."""
-        if array.nbytes:
-            kind = self._kinds.cudaMemcpyDeviceToHost
-            self.call("cudaMemcpy", array.ctypes.data, address, array.nbytes, kind)
+    def copy(self, target: Any, source: Any, size: int, direction: str) -> None:
+        """Copies bytes in a direction such as `HostToDevice`."""
+        if size:
+            kind = getattr(self._api.cudaMemcpyKind, f"cudaMemcpy{direction}")
+            self.call("cudaMemcpy", target, source, size, kind)
 
     def wait(self) -> None:
         """Waits until everything on the stream is done."""
@@ -156,13 +150,13 @@ class DeviceArray:
         return self.address
 
     def put(self, array: Array) -> None:
-        """Copies an array into it."""
+        """Copies a contiguous array into it."""
         self.reserve(array.nbytes)
-        self._cuda.upload(self._address, np.ascontiguousarray(array))
+        self._cuda.copy(self._address, array.ctypes.data, array.nbytes, "HostToDevice")
 
     def take(self, array: Array) -> None:
         """Copies its beginning into an array."""
-        self._cuda.download(self._address, array)
+        self._cuda.copy(array.ctypes.data, self._address, array.nbytes, "DeviceToHost")
 
     def free(self) -> None:
         """Frees it."""
@@ -194,19 +188,24 @@ class ExecutionError(RuntimeError):
 
 
 class Execution:
-    """One context of a built engine.
+    """One context of a built engine, with its inputs on the GPU and memory for its outputs.
 
     Args:
         library: TensorRT.
         cuda: CUDA.
         engine: The built engine.
+        feeds: The inputs.
         profiler: Receives the time of every layer in every run; such runs are slower.
 
     Raises:
-        ExecutionError: If no context can be created, for lack of memory for example.
+        ExecutionError: If TensorRT creates no context, for lack of memory for example, or rejects
+            the inputs.
     """
 
-    def __init__(self, library: Library, cuda: Cuda, engine: Any, profiler: Any = None) -> None:
+    def __init__(
+        self, library: Library, cuda: Cuda, engine: Any, feeds: Feeds, profiler: Any = None
+    ) -> None:
+        library.log.errors = []
         self._library = library
         self._cuda = cuda
         self._engine = engine
@@ -217,41 +216,46 @@ class Execution:
             self._context.profiler = profiler
         names = [engine.get_tensor_name(place) for place in range(engine.num_io_tensors)]
         mode = library.api.TensorIOMode.INPUT
-        self._inputs = [name for name in names if engine.get_tensor_mode(name) == mode]
-        self._outputs = [name for name in names if name not in self._inputs]
+        inputs = [name for name in names if engine.get_tensor_mode(name) == mode]
         self._memory = {name: DeviceArray(cuda) for name in names}
-        self._host: dict[str, npt.NDArray[Any]] = {}
+        self._host: dict[str, Array] = {}
         self._allocators: dict[str, Any] = {}
         self._graph: Any = None
+        try:
+            for name in inputs:
+                self._put(name, feeds[name])
+            for name in names:
+                if name not in inputs:
+                    self._leave_room_to(name)
+        except BaseException:
+            self.close()
+            raise
 
-    def put(self, feeds: Feeds) -> None:
-        """Copies inputs to the GPU, and allocates memory for outputs.
+    def _put(self, name: str, feed: Array) -> None:
+        """Copies an input to the GPU; one that determines shapes stays on the host."""
+        array = self._converted(name, feed)
+        if not self._context.set_input_shape(name, array.shape):
+            raise ExecutionError(self._reason(f"TensorRT refuses the shape of '{name}'"))
+        if self._engine.is_shape_inference_io(name):
+            self._host[name] = array
+            self._set_address(name, array.ctypes.data)
+        else:
+            self._memory[name].put(array)
+            self._set_address(name, self._memory[name].address)
 
-        Raises:
-            ExecutionError: If TensorRT rejects them.
-        """
-        self._forget_graph()
-        for name in self._inputs:
-            array = self._converted(name, feeds[name])
-            if not self._context.set_input_shape(name, array.shape):
-                raise ExecutionError(self._reason(f"TensorRT refuses the shape of '{name}'"))
-            if self._engine.is_shape_inference_io(name):
-                self._host[name] = array
-                address = array.ctypes.data
-            else:
-                self._memory[name].put(array)
-                address = self._memory[name].address
-            self._set_address(name, address)
-        for name in self._outputs:
-            shape = tuple(self._context.get_tensor_shape(name))
-            if min(shape, default=0) < 0:
-                self._leave_room_to(name)
-            elif self._engine.is_shape_inference_io(name):
-                self._host[name] = np.empty(shape, self._dtype(name))
-                self._set_address(name, self._host[name].ctypes.data)
-            else:
-                size = math.prod(shape) * self._dtype(name).itemsize
-                self._set_address(name, self._memory[name].reserve(size))
+    def _leave_room_to(self, name: str) -> None:
+        """Allocates memory for an output, or lets TensorRT do so: some sizes depend on values."""
+        shape = tuple(self._context.get_tensor_shape(name))
+        if min(shape, default=0) < 0:
+            self._allocators[name] = _make_allocator(self._library.api, self._memory[name])
+            if not self._context.set_output_allocator(name, self._allocators[name]):
+                raise ExecutionError(self._reason(f"TensorRT can't tell the size of '{name}'"))
+        elif self._engine.is_shape_inference_io(name):
+            self._host[name] = np.empty(shape, self._dtype(name))
+            self._set_address(name, self._host[name].ctypes.data)
+        else:
+            size = math.prod(shape) * self._dtype(name).itemsize
+            self._set_address(name, self._memory[name].reserve(size))
 
     def run(self) -> None:
         """Enqueues one run on the stream."""
@@ -331,18 +335,15 @@ class Execution:
 
     def close(self) -> None:
         """Frees everything."""
-        self._forget_graph()
+        if self._graph is not None:
+            self._cuda.call("cudaGraphExecDestroy", self._graph)
+            self._graph = None
         self._context = None
         self._allocators = {}
         for memory in self._memory.values():
             memory.free()
 
-    def _forget_graph(self) -> None:
-        if self._graph is not None:
-            self._cuda.call("cudaGraphExecDestroy", self._graph)
-            self._graph = None
-
-    def _converted(self, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _converted(self, name: str, array: Array) -> Array:
         wanted = self._dtype(name)
         if array.dtype != wanted:
             converted = array.astype(wanted)
@@ -360,13 +361,6 @@ class Execution:
     def _set_address(self, name: str, address: int) -> None:
         if not self._context.set_tensor_address(name, address):
             raise ExecutionError(self._reason(f"TensorRT refuses the memory for '{name}'"))
-
-    def _leave_room_to(self, name: str) -> None:
-        """Lets TensorRT report the size of an output when it is known: some depend on values."""
-        allocator = _make_allocator(self._library.api, self._memory[name])
-        self._allocators[name] = allocator
-        if not self._context.set_output_allocator(name, allocator):
-            raise ExecutionError(self._reason(f"TensorRT can't tell the size of '{name}'"))
 
     def _reason(self, otherwise: str) -> str:
         errors, self._library.log.errors = self._library.log.errors, []
@@ -391,3 +385,24 @@ def _make_allocator(api: Any, memory: DeviceArray) -> Any:
             self.shape = tuple(shape)
 
     return Allocator()
+
+
+def make_profiler(api: Any) -> Any:
+    """Create a profiler; `medians(runs)` returns names and milliseconds."""
+
+    class Profiler(api.IProfiler):  # type: ignore[misc]
+        def __init__(self) -> None:
+            api.IProfiler.__init__(self)
+            self.told: list[tuple[str, float]] = []
+
+        def report_layer_time(self, name: str, ms: float) -> None:
+            self.told.append((name, ms))
+
+        def medians(self, runs: int) -> list[tuple[str, float]]:
+            layers = len(self.told) // runs
+            return [
+                (name, statistics.median(ms for _, ms in self.told[place::layers]))
+                for place, (name, _) in enumerate(self.told[:layers])
+            ]
+
+    return Profiler()

@@ -1,16 +1,22 @@
-"""Maps TensorRT's layers to nodes: the purposes of its layers, and the nodes in their names."""
+"""Maps TensorRT's layers and their times to nodes: by the purposes of layers, and by names."""
 
 from __future__ import annotations
 
 import enum
 import re
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import onnx
+import onnx_ir as ir
 
 from qdqtune.engines.layers import _mapper as mapper
 from qdqtune.engines.layers._naming import EXACT, Kind, NamedLayer, WholePart
-from qdqtune.engines.tensorrt._layers import Layer, LayerTensor
+from qdqtune.engines.tensorrt._layer_info import Layer, LayerTensor
 from qdqtune.graph._index import GraphIndex
 from qdqtune.records._layers import MappedLayer
+from qdqtune.records._measurement import LayerTime
 
 _LOW_PRECISION = frozenset({"Int8", "FP8"})
 _COPY = re.compile(r"^Reformatting CopyNode for | copy$|_copy_(?:input|output)$")
@@ -270,3 +276,63 @@ def _named_layers(index: GraphIndex, layers: Sequence[Layer]) -> list[NamedLayer
             )
         )
     return found
+
+
+def layer_times_of(
+    model: str, layers: Sequence[Layer], profile: Sequence[tuple[str, float]]
+) -> list[LayerTime]:
+    """Combines layers, their times and the model's nodes.
+
+    Args:
+        model: The model file; only its structure is read.
+        layers: TensorRT's layers.
+        profile: Names of layers and milliseconds, in order of execution; empty if not timed.
+    """
+    origins = _origins(model, layers)
+    numbered: Counter[str] = Counter()
+    times = []
+    for layer, ms in ms_of_layers(layers, profile or [(layer.name, 0.0) for layer in layers]):
+        time = layer.timed(ms)
+        numbered[time.name] += 1  # times are looked up by name
+        count = numbered[time.name]
+        own_name = time.name if count == 1 else f"{time.name} ({count})"
+        times.append(replace(time, name=own_name, origins=origins.get(time.name, time.origins)))
+    return times
+
+
+def ms_of_layers(
+    layers: Sequence[Layer], profile: Sequence[tuple[str, float]]
+) -> list[tuple[Layer, float]]:
+    """Brings times and layers together.
+
+    Both are in order of execution, so layers with equal names are told apart by their order.
+
+    Args:
+        layers: The layers.
+        profile: Names and times, as `parse_profile` returns them.
+
+    Returns:
+        A layer and its milliseconds per entry of the profile, in its order; of layers that are not
+        among the given ones only the name is known.
+    """
+    waiting: defaultdict[str, deque[Layer]] = defaultdict(deque)
+    for layer in layers:
+        waiting[layer.name].append(layer)
+    timed = []
+    for name, ms in profile:
+        same = waiting[name]
+        timed.append((same.popleft() if same else Layer(name, ""), ms))
+    if len(layers) == len(timed) and any(waiting.values()):
+        # Some names are written in another way, but the layers are the same ones.
+        return [(layer, ms) for layer, (_, ms) in zip(layers, timed, strict=True)]
+    return timed
+
+
+def _origins(model: str, layers: Sequence[Layer]) -> dict[str, tuple[str, ...]]:
+    """Return the nodes of each layer, where name or wiring reveals more than its metadata."""
+    proto = onnx.load(model, load_external_data=False)
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for layer in map_layers(GraphIndex(ir.from_proto(proto)), layers):
+        if layer.executes:
+            found[layer.name.partition("#")[0]] += layer.nodes
+    return {name: tuple(dict.fromkeys(nodes)) for name, nodes in found.items()}

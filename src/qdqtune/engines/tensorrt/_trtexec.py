@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import re
 import shutil
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,34 +20,48 @@ from qdqtune.engines import _worker_environment as worker_environment
 from qdqtune.engines._hardware import find_gpus
 from qdqtune.engines._interface import InputSpec, SessionOptions
 from qdqtune.engines._signature import Signature, read_signature
-from qdqtune.engines.tensorrt._caches import NO_CACHE, PlanCache, default_path
-from qdqtune.engines.tensorrt._layer_info import parse_layer_info
-from qdqtune.engines.tensorrt._layers import Layer
-from qdqtune.engines.tensorrt._profile import layer_times_of, parse_profile
+from qdqtune.engines.tensorrt._files import (
+    LAYERS,
+    NO_CACHE,
+    PLAN,
+    PlanCache,
+    default_path,
+    library_stamp,
+    plan_key,
+)
+from qdqtune.engines.tensorrt._layer_info import Layer, parse_layer_info, parse_profile
+from qdqtune.engines.tensorrt._layer_naming import layer_times_of
 from qdqtune.engines.tensorrt._settings import Shapes, widened
-from qdqtune.engines.tensorrt._trtexec_command import (
+from qdqtune.engines.tensorrt._trtexec_arguments import (
+    PLUGIN_FLAGS,
+    Ranges,
+    TrtexecSettings,
+    build_arguments,
+    build_command,
     feed_arguments,
+    joined,
     load_arguments,
     output_arguments,
+    path_option,
     profile_arguments,
     rebuild_arguments,
     time_arguments,
-)
-from qdqtune.engines.tensorrt._trtexec_plans import ModelFile, Plan, PlanBuilder
-from qdqtune.engines.tensorrt._trtexec_program import Program, TrtexecError, gpu_median_ms
-from qdqtune.engines.tensorrt._trtexec_settings import (
-    TrtexecSettings,
-    path_option,
+    timing_cache_arguments,
     trtexec_settings,
 )
-from qdqtune.engines.tensorrt._trtexec_version import (
+from qdqtune.engines.tensorrt._trtexec_program import (
     PROGRAM,
+    Program,
+    TrtexecError,
     Version,
     find_program,
-    joined,
+    finds_no_kernel,
+    gpu_median_ms,
+    name_of,
     version_of,
 )
 from qdqtune.graph._atomic_files import TemporaryFolder, writing
+from qdqtune.records._errors import OutputError
 from qdqtune.records._measurement import EngineInfo, LayerTime
 from qdqtune.records._untrusted_files import TEXT_BYTES, parse_json, read_bytes
 
@@ -154,21 +168,145 @@ def _array(match: re.Match[str], dtype_name: str) -> Any:
     return values.reshape(shape)
 
 
+@dataclass(frozen=True)
+class Plan:
+    """A built engine.
+
+    Attributes:
+        path: The engine.
+        layers: What its layers are; None if that is not known.
+        built_from: The arguments that it was built with.
+        ranges: What inputs with open dims may look like.
+    """
+
+    path: Path
+    layers: Path | None
+    built_from: tuple[str, ...]
+    ranges: Ranges
+
+    def takes(self, shapes: Shapes) -> bool:
+        """Whether it runs on such inputs."""
+        return all(range_.has(shapes[name]) for name, range_ in self.ranges.items())
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A model, and how it is built and run.
+
+    Attributes:
+        path: The model file.
+        signature: Its outside.
+        program: What builds and runs it.
+        usage: How.
+        device: The GPU, as far as it is known.
+        cache: Engines that were built before.
+        room: The folder for files that go with the session.
+        log: File for what is printed; None for nowhere.
+    """
+
+    path: str
+    signature: Signature
+    program: Program
+    usage: TrtexecSettings
+    device: str
+    cache: PlanCache
+    room: TemporaryFolder
+    log: Path | None
+
+    @property
+    def name(self) -> str:
+        """The file's name, for messages."""
+        return os.path.basename(self.path)
+
+    def call(self, what: str, command: Sequence[str]) -> str:
+        """Calls trtexec; see `Program.call`.
+
+        Args:
+            what: What it is asked to do with the model.
+            command: The arguments.
+        """
+        try:
+            return self.program.call(command, self.usage.given, self.log)
+        except TrtexecError as error:
+            raise TrtexecError(f"trtexec can't {what} {self.name}: {error}", error.text) from None
+
+    def build(self, ranges: Ranges) -> Plan:
+        """Builds an engine for inputs with such shapes, or finds one that was built.
+
+        Raises:
+            TrtexecError: If it can't be built; the message says why.
+            ValueError: If this version can't do what is wanted.
+            OSError: If a file of the model is missing.
+        """
+        built_from = build_arguments(self.usage, self.signature.low_types, ranges)
+        key = plan_key(self.path, self._parts(built_from))
+        path, layers = (self.room.path / f"{key}{ending}" for ending in (PLAN, LAYERS))
+        command = build_command(self.usage, self.path, path, layers, built_from)
+        if not self._was_built(key, path, layers, command):
+            path.unlink(missing_ok=True)
+            self._build(command)
+            if not _is_filled(path):
+                raise TrtexecError(f"trtexec says that it built {self.name}, but wrote no engine")
+            # A full disk costs a build later, not this one.
+            with contextlib.suppress(OSError, OutputError):
+                self.cache.keep(key, path)
+                if _is_filled(layers):
+                    self.cache.keep(key, layers, LAYERS)
+        told = layers if _is_filled(layers) else None
+        return Plan(path, told, tuple(built_from), ranges)
+
+    def _was_built(self, key: str, path: Path, layers: Path, command: Sequence[str]) -> bool:
+        if not self.cache.take(key, path):
+            return False
+        asks_layers = "--exportLayerInfo" in {name_of(each) for each in command}
+        knows_it = "--exportLayerInfo" not in self.program.refused
+        return self.cache.take(key, layers, LAYERS) or not (asks_layers and knows_it)
+
+    def _build(self, command: Sequence[str]) -> None:
+        """Seen with 8.6: what an earlier process had found out made a later build fail."""
+        program, cache = self.program, timing_cache_arguments(self.usage)
+        without = [argument for argument in command if argument not in cache]
+        if program.trusts_cache is False:
+            command = without
+        is_used = len(without) < len(command)
+        knows_kernels = is_used and _is_filled(Path(self.usage.settings.timing_cache))
+        try:
+            self.call("build", command)
+        except TrtexecError as error:
+            is_doubtful = knows_kernels and finds_no_kernel(error.text)
+            if program.trusts_cache or not is_doubtful:
+                raise
+            try:
+                self.call("build", without)
+            except TrtexecError:
+                program.trusts_cache = True
+                raise error from None
+            program.trusts_cache = False
+
+    def _parts(self, built_from: Sequence[str]) -> list[str]:
+        given = (argument.partition("=") for argument in self.usage.given)
+        libraries = [library for name, _, library in given if name in PLUGIN_FLAGS]
+        stamps = map(library_stamp, (*self.usage.settings.plugins, *libraries))
+        return [PROGRAM, str(self.usage.version), self.device, *built_from, *stamps]
+
+
+def _is_filled(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
+
+
 class TrtexecSession:
     """A model open in trtexec. It is built when the shapes of its inputs are known.
 
     Args:
         model: The model.
-        builder: What builds it.
         layers_path: Where to write what is known of its layers; None for nowhere.
     """
 
-    def __init__(self, model: ModelFile, builder: PlanBuilder, layers_path: str | None) -> None:
+    def __init__(self, model: ModelFile, layers_path: str | None) -> None:
         self._model = model
         self._signature = model.signature
         self._usage = model.usage
         self._program = model.program
-        self._builder = builder
         self._layers_path = layers_path
         self._timed: Plan | None = None
         self._ran: Plan | None = None
@@ -190,7 +328,7 @@ class TrtexecSession:
         self._signature.check_feeds(feeds)
         self._shapes = self._open_shapes(feeds)
         self._timed = self._plan_for(self._shapes, self._timed)
-        self._fed = write_feeds(feeds, self._model.folder, "timed", self._usage.version)
+        self._fed = write_feeds(feeds, self._model.room.path, "timed", self._usage.version)
 
     def run(self, feeds: Feeds) -> Outputs:
         """Runs once and returns the outputs, in the six digits that trtexec writes."""
@@ -199,7 +337,7 @@ class TrtexecSession:
         plan = self._timed
         if plan is None or not plan.takes(shapes):
             plan = self._ran = self._plan_for(shapes, self._ran)
-        inputs = write_feeds(feeds, self._model.folder, "run", self._usage.version)
+        inputs = write_feeds(feeds, self._model.room.path, "run", self._usage.version)
         file = self._fresh("outputs.json")
         self._call("run", plan, [*output_arguments(file), *feed_arguments(inputs, shapes)])
         refused = self._program.refused & {"--exportOutput", *(["--loadInputs"] if inputs else [])}
@@ -250,7 +388,7 @@ class TrtexecSession:
         if earlier is not None and earlier.takes(shapes):
             return earlier
         ranges = widened(self._usage.settings.shapes, shapes, earlier.ranges if earlier else {})
-        plan = self._builder.build(ranges)
+        plan = self._model.build(ranges)
         if self._layers_path is not None and plan.layers is not None:
             with writing(Path(self._layers_path)):
                 shutil.copyfile(plan.layers, self._layers_path)
@@ -285,7 +423,7 @@ class TrtexecSession:
         return text
 
     def _fresh(self, name: str) -> Path:
-        path = self._model.folder / name
+        path = self._model.room.path / name
         path.unlink(missing_ok=True)
         return path
 
@@ -340,14 +478,15 @@ class TrtexecEngine:
         program = self._program(options)
         usage = trtexec_settings(options, program.version)
         device, _ = device_of(usage.settings.device)
-        usage = dataclasses.replace(usage, timing_cache=_timing_cache(usage, device))
+        settings = replace(usage.settings, timing_cache=_timing_cache(usage, device))
+        usage = replace(usage, settings=settings)
         signature = _signature(path)
         room = TemporaryFolder(self._session_place())
         log = worker_environment.log_of(path, PROGRAM)
-        model = ModelFile(path, signature, program, usage, device, room, log)
-        cache = PlanCache(usage.settings.plan_cache or self._scratch / "plans")
+        cache = PlanCache(settings.plan_cache or self._scratch / "plans")
+        model = ModelFile(path, signature, program, usage, device, cache, room, log)
         try:
-            return TrtexecSession(model, PlanBuilder(model, cache), options.optimized_model_path)
+            return TrtexecSession(model, options.optimized_model_path)
         except BaseException:
             room.cleanup()
             raise

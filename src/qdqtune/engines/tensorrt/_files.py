@@ -1,4 +1,4 @@
-"""Caches of TensorRT: built engines, by what they were built from, and the timings of kernels."""
+"""Files of TensorRT: built engines by what they were built from, kernel timings, build logs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import onnx
 
@@ -26,6 +26,7 @@ PLAN, LAYERS = ".plan", ".layers.json"
 
 _MOST_BYTES = 4 << 30
 _CHUNK = 1 << 20
+_MOST_LOG_BYTES = 4 << 20
 
 NO_CACHE = "none"
 """What the option says if no file is wanted."""
@@ -259,3 +260,33 @@ def _locked(path: Path) -> Iterator[None]:
     with open_to_append(path.with_name(f"{path.name}.lock")) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+class BuildLog:
+    """A log that is open; without a file, what is written is dropped.
+
+    Args:
+        file: Where it goes.
+    """
+
+    def __init__(self, file: IO[bytes] | None = None) -> None:
+        self._file = file
+        self._room = max(0, _MOST_LOG_BYTES - file.tell()) if file is not None else 0
+
+    def write(self, content: bytes) -> None:
+        """Append, as long as there is room."""
+        if self._file is not None and self._room:
+            with contextlib.suppress(OSError):
+                self._file.write(content[: self._room])
+            self._room -= min(self._room, len(content))
+
+
+@contextmanager
+def open_log(path: Path | None) -> Iterator[BuildLog]:
+    """Open a log to append to it; None or a file that can't be opened is a log without a file."""
+    with ExitStack() as stack:
+        file: IO[bytes] | None = None
+        if path is not None:
+            with contextlib.suppress(OSError, OutputError):
+                file = stack.enter_context(open_to_append(path, buffering=0))
+        yield BuildLog(file)
