@@ -29,9 +29,9 @@ def __getattr__(name: str) -> Any:
     try:
         return _import_name(name)
     except ModuleNotFoundError as error:
-        if error.name != "pytest":
+        if error.name not in ("psutil", "pytest"):
             raise
         raise ImportError(
-            "qdqtune.testing needs pytest, which is not installed.\n"
+            f"qdqtune.testing needs {error.name}, which is not installed.\n"
             "Install it: pip install 'qdqtune[testing]'"
         ) from error

@@ -51,16 +51,16 @@ SMALL: dict[str, dict[str, Any]] = {
 
 TOWER_LAYERS = 4
 """Of the usual tower: a run of it takes far longer than the call that starts it."""
-HEADER = '<ir_version: 9, opset_import: ["": 19]>'
-"""With the first opset of which ONNX's reference has Q and DQ."""
+# With the first opset of which ONNX's reference has Q and DQ.
+_HEADER = '<ir_version: 9, opset_import: ["": 19]>'
 
 _ONE_THREAD = SessionOptions(threads=1)
 _TIMEOUT_S = 120.0
 
 
-def model_of(text: str, header: str = HEADER, **constants: Array) -> onnx.ModelProto:
-    """A model from ONNX text; its nodes are called n0, n1, and so on."""
-    model = parser.parse_model(f"{header}\n{text}")
+def model_of(text: str, **constants: Array) -> onnx.ModelProto:
+    """A model from ONNX text, which may lack a header; its nodes are called n0, n1, and so on."""
+    model = parser.parse_model(text if text.startswith("<") else f"{_HEADER}\n{text}")
     for position, node in enumerate(model.graph.node):
         node.name = f"n{position}"
     model.graph.initializer.extend(
@@ -290,22 +290,17 @@ class Bench:
         """Ends the engine's process."""
         self.worker.close()
 
-    def write(self, name: str, model: onnx.ModelProto) -> Path:
-        """Writes a model unless it is there already."""
+    def write(self, name: str, model: onnx.ModelProto, **how: Any) -> Path:
+        """Writes a model unless it is there already; `how` are options of `onnx.save`."""
         path = self.folder / f"{name}.onnx"
         if not path.exists():
-            onnx.save(model, path)
+            path.parent.mkdir(exist_ok=True)
+            onnx.save(model, path, **how)
         return path
 
     def tower(self, layers: int = TOWER_LAYERS) -> Path:
         """Writes a tower of products, see `qdqtune.testing._bench.tower`."""
         return self.write(f"tower of {layers}", tower(layers))
-
-    def subfolder(self, name: str) -> Path:
-        """Makes a folder in the folder."""
-        path = self.folder / name
-        path.mkdir(exist_ok=True)
-        return path
 
     @contextlib.contextmanager
     def opened(
@@ -329,19 +324,15 @@ class Bench:
         """
         self.worker.info()
         pid = self.worker.pid
-        caught: WorkerFailure | None = None
         try:
             request()
         except WorkerFailure as failure:
             caught = failure
-        assert caught is not None, (
-            f"{what}: nothing was raised. A request that can't be answered rightly must raise an "
-            "exception, or else its garbage is taken for a result."
-        )
+        else:
+            raise AssertionError(f"{what}: nothing was raised, garbage is taken for a result")
         assert caught.kind is FailureKind.ERROR, (
             f"{what}: the engine should have raised an exception, but its process ended "
-            f"({caught.kind.value}). Check what the native library is given before it is called. "
-            f"{caught}"
+            f"({caught.kind.value}). Check what the native library is given. {caught}"
         )
         assert self.worker.pid == pid, f"{what}: the engine's process should live on"
         return caught

@@ -275,18 +275,14 @@ class RunsModels:
 
     def test_external_data_is_found(self, bench: Bench) -> None:
         """Weights in a file beside the model are read: a search's candidates are such files."""
-        path = bench.subfolder("external") / "model.onnx"
         case = _weighted()
-        copy = onnx.ModelProto()
-        copy.CopyFrom(case.model)
-        onnx.save(copy, path, save_as_external_data=True, location="weights", size_threshold=0)
-        _check_run(bench, path, case)
+        aside = {"save_as_external_data": True, "location": "weights", "size_threshold": 0}
+        _check_run(bench, bench.write("external/model", case.model, **aside), case)
 
     def test_any_path_will_do(self, bench: Bench) -> None:
         """Blanks and letters beyond ASCII in a path don't matter."""
-        path = bench.subfolder("a folder, größer 模型") / "ein Modell é.onnx"
         case = _weighted()
-        onnx.save(case.model, path)
+        path = bench.write("a folder, größer 模型/ein Modell é", case.model)
         _check_run(bench, path, case)
 
     @pytest.mark.parametrize("architecture", ["convnext", "bert"])

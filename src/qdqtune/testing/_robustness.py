@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import statistics
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
+import psutil
 import pytest
 
 from qdqtune.engines._worker import FailureKind, OpenModel, WorkerFailure
-from qdqtune.testing._bench import HEADER, Array, Arrays, Bench, model_of, tower, tower_feeds
+from qdqtune.testing._bench import Array, Arrays, Bench, model_of, tower, tower_feeds
 
 _TEXT = np.array([b"a", b"b", b"c", b"d"], object)
 _NOBODY = '<ir_version: 9, opset_import: ["": 19, "nobody": 1]>'
@@ -44,10 +41,10 @@ _MOST_GROWTH_MIB = 25.0
 
 
 def _written(
-    body: str, size: int = 4, header: str = HEADER, **constants: Array
+    body: str, size: int = 4, header: str = "", **constants: Array
 ) -> Callable[[Path], object]:
-    text = f"g (float[4] x) => (float[{size}] y) {{ y = {body} }}"
-    return lambda path: onnx.save(model_of(text, header, **constants), path)
+    text = f"{header}g (float[4] x) => (float[{size}] y) {{ y = {body} }}"
+    return lambda path: onnx.save(model_of(text, **constants), path)
 
 
 def _missing_weights(path: Path) -> None:
@@ -126,11 +123,11 @@ class SurvivesFailures:
         """A request past its limit is a TIMEOUT; its processes are gone; the next request works."""
         path = bench.tower(32)
         with bench.opened(bench.tower()):
-            pids = _family(bench)
+            processes = _family(bench)
             with pytest.raises(WorkerFailure) as caught:
                 bench.worker.open(path, timeout_s=_NO_TIME_S)
         assert caught.value.kind is FailureKind.TIMEOUT, f"it was a {caught.value.kind}"
-        _check_gone(pids)
+        _check_gone(processes)
         if not bench.engine.runs:
             with bench.opened(path):
                 return
@@ -141,14 +138,14 @@ class SurvivesFailures:
         """When the process ends, the request fails, open models are LOST, and the next opens."""
         for is_under_way in (False, True):
             with bench.opened(bench.tower()) as model:
-                pids = _family(bench)
+                processes = _family(bench)
                 if is_under_way:
-                    os.kill(pids[0], signal.SIGSTOP)  # so that the request is not answered before
-                    threading.Timer(_SOON_S, os.kill, (pids[0], signal.SIGKILL)).start()
+                    processes[0].suspend()  # so that the request is not answered before
+                    threading.Timer(_SOON_S, processes[0].kill).start()
                 else:
-                    os.kill(pids[0], signal.SIGKILL)
+                    processes[0].kill()
                 _check_crashed(bench, model)
-            _check_gone(pids)
+            _check_gone(processes)
 
 
 def _check_crashed(bench: Bench, model: OpenModel) -> None:
@@ -158,9 +155,9 @@ def _check_crashed(bench: Bench, model: OpenModel) -> None:
         assert caught.value.kind is kind, f"it was a {caught.value.kind}: {caught.value}"
 
 
-def _check_gone(pids: list[int]) -> None:
+def _check_gone(processes: list[psutil.Process]) -> None:
     deadline = time.monotonic() + _GONE_WITHIN_S
-    while alive := [pid for pid in pids if _is_alive(pid)]:
+    while alive := [process.pid for process in processes if _is_alive(process)]:
         assert time.monotonic() < deadline, (
             f"processes {alive} outlived the engine's. Where the system is not Linux, whatever an "
             "engine starts must stay in its process group (no `start_new_session`)"
@@ -168,29 +165,17 @@ def _check_gone(pids: list[int]) -> None:
         time.sleep(0.01)
 
 
-def _is_alive(pid: int) -> bool:
+def _is_alive(process: psutil.Process) -> bool:
     try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except ProcessLookupError:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
         return False
-    except FileNotFoundError:  # it ended just now, or the system has no such files
-        return not Path("/proc/self").exists()
 
 
-def _family(bench: Bench) -> list[int]:
-    """The engine's process and, where the system tells them, those that it has started."""
-    pid = bench.worker.pid
-    assert pid is not None
-    return [pid, *_children(pid)]
-
-
-def _children(pid: int) -> Iterator[int]:
-    for listed in Path("/proc").glob(f"{pid}/task/*/children"):
-        with contextlib.suppress(OSError):  # a thread that has ended
-            for child in map(int, listed.read_text().split()):
-                yield child
-                yield from _children(child)
+def _family(bench: Bench) -> list[psutil.Process]:
+    """The engine's process and those that it has started."""
+    process = psutil.Process(bench.worker.pid)
+    return [process, *process.children(recursive=True)]
 
 
 class KeepsSessionsApart:
@@ -274,8 +259,6 @@ class KeepsSessionsApart:
 
     def test_closing_gives_memory_back(self, bench: Bench) -> None:
         """Sessions opened and closed one after the other don't fill the memory."""
-        if sys.platform != "linux":
-            pytest.skip("only Linux tells the memory of another process in a file")
         path = bench.write("wide tower", tower(1, width=_WIDTH))
         feeds = {"x": np.zeros((64, _WIDTH), np.float32)}
         before = 0.0
@@ -313,5 +296,4 @@ def _check_times(bench: Bench, model: OpenModel, feeds: Arrays, factor: int) -> 
 
 
 def _memory_mib(bench: Bench) -> float:
-    pages = Path(f"/proc/{bench.worker.pid}/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return float(psutil.Process(bench.worker.pid).memory_info().rss) / 2**20

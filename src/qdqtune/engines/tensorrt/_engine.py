@@ -84,14 +84,8 @@ class TensorRtSession:
         self._settings = settings
         self._layers_path = layers_path
         self._signature = read_signature(path)
-        self._library = engine.library
-        self._cuda = engine.cuda_of(settings.device)
-        self._runtime = engine.runtime() if self._cuda is not None else None
+        self._tensorrt = engine
         self._builder = engine.builder_of(settings)
-        self._built_with = engine.built_with(settings)
-        self._plans = PlanCache(Path(settings.plan_cache or scratch_folder() / "plans"))
-        self._log_path = log_of(path, engine.name)
-        self._why_no_gpu = engine.why_no_gpu
         self._shapes: dict[str, ShapeRange] = {}
         self._values: dict[str, ShapeRange] = {}
         self._layer_text = ""
@@ -144,6 +138,10 @@ class TensorRtSession:
         self._forget_runs()
         self._engine = None
 
+    @property
+    def _cuda(self) -> Cuda | None:
+        return self._tensorrt.cuda_of(self._settings.device)
+
     def _kept_feeds(self) -> Feeds:
         if self._feeds is None:
             raise ValueError("the model was given no feeds to run on")
@@ -192,18 +190,20 @@ class TensorRtSession:
             self._build()
 
     def _build(self) -> None:
+        tensorrt, can_run = self._tensorrt, self._cuda is not None
         ranges = [f"{k}={v}" for k, v in sorted({**self._shapes, **self._values}.items())]
-        key = plan_key(self._path, [*self._built_with, *ranges])
-        kept = self._plans.find(key) if self._runtime is not None else None
+        key = plan_key(self._path, [*tensorrt.built_with(self._settings), *ranges])
+        plans = PlanCache(self._settings.plan_cache or scratch_folder() / "plans")
+        kept = plans.find(key) if can_run else None
         try:
-            with self._library.log.about(self._log_path):
+            with tensorrt.library.log.about(log_of(self._path, tensorrt.name)):
                 if kept is None or not self._take_kept(kept):
                     low_types = self._signature.low_types
                     plan = self._builder.build(self._path, low_types, self._shapes, self._values)
-                    if self._runtime is not None:
+                    if can_run:
                         # If there is no room, it may be built again.
                         with contextlib.suppress(OSError, OutputError):
-                            self._plans.keep(key, plan)
+                            plans.keep(key, plan)
                     self._take(plan)
         except BuildError as error:
             raise BuildError(f"{os.path.basename(self._path)}: {error}") from None
@@ -212,34 +212,34 @@ class TensorRtSession:
                 Path(self._layers_path).write_text(_strict(self._layer_text), encoding="utf-8")
 
     def _take(self, plan: bytes) -> None:
+        library = self._tensorrt.library
         self._forget_runs()
-        self._layer_text = self._library.log.layer_list
-        if self._runtime is None:
+        self._layer_text = library.log.layer_list
+        if self._cuda is None:
             return
-        self._engine = self._runtime.deserialize_cuda_engine(plan)
+        self._engine = self._tensorrt.runtime().deserialize_cuda_engine(plan)
         if self._engine is None:
-            reason = telling(self._library.log.errors)
-            raise BuildError(reason or "the built engine can't be loaded")
+            raise BuildError(telling(library.log.errors) or "the built engine can't be loaded")
         inspector = self._engine.create_engine_inspector()
-        form = self._library.api.LayerInformationFormat.JSON
+        form = library.api.LayerInformationFormat.JSON
         self._layer_text = inspector.get_engine_information(form)
 
     def _take_kept(self, path: Path) -> bool:
         try:
             self._take(path.read_bytes())
         except (BuildError, OSError):  # it is broken, or was dropped just now
-            self._library.log.errors = []
+            self._tensorrt.library.log.errors = []
             return False
         return True
 
     def _new_execution(self, feeds: Feeds, profiler: Any = None) -> Execution:
         if self._cuda is None:
-            raise ExecutionError(f"models can't be run here: {self._why_no_gpu}")
-        return Execution(self._library, self._cuda, self._engine, feeds, profiler)
+            raise ExecutionError(f"models can't be run here: {self._tensorrt.why_no_gpu}")
+        return Execution(self._tensorrt.library, self._cuda, self._engine, feeds, profiler)
 
     def _profile(self, feeds: Feeds, runs: int) -> list[tuple[str, float]]:
         timed = self._execution_of(feeds)
-        profiler = make_profiler(self._library.api)
+        profiler = make_profiler(self._tensorrt.library.api)
         with contextlib.closing(self._new_execution(feeds, profiler)) as execution:
             execution.profile(_PROFILE_WARMUP_RUNS, timed)
             profiler.told.clear()

@@ -207,34 +207,27 @@ class NodeNames:
         return self._unnamed(original) or self._node.get(_NUMBER.sub("", original))
 
 
-class _ModelTensors:
-    """The tensors of a model among those of an engine, also through layers that copy them."""
+def _copies(layers: Sequence[Layer]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what a tensor is a copy of, and what it is copied to, by layers that only copy."""
+    copied_from: dict[str, str] = {}
+    copied_to: dict[str, str] = {}
+    for layer in layers:
+        is_single = len(layer.inputs) == len(layer.outputs) == 1
+        if is_single and kind_of(layer) is not LayerKind.COMPUTE:
+            read, written = layer.inputs[0].name, layer.outputs[0].name
+            copied_from.setdefault(written, read)
+            copied_to.setdefault(read, written)
+    return copied_from, copied_to
 
-    def __init__(self, index: GraphIndex, layers: Sequence[Layer]) -> None:
-        self._index = index
-        self._copied_from: dict[str, str] = {}
-        self._copied_to: dict[str, str] = {}
-        for layer in layers:
-            copies = len(layer.inputs) == len(layer.outputs) == 1
-            if copies and kind_of(layer) is not LayerKind.COMPUTE:
-                read, written = layer.inputs[0].name, layer.outputs[0].name
-                self._copied_from.setdefault(written, read)
-                self._copied_to.setdefault(read, written)
 
-    def read(self, tensors: Sequence[LayerTensor]) -> tuple[str, ...]:
-        """Return the model's tensors that a layer reads, perhaps as copies; empty if unknown."""
-        return tuple(self._follow(tensor.name, self._copied_from) for tensor in tensors)
-
-    def written(self, tensors: Sequence[LayerTensor]) -> tuple[str, ...]:
-        """Return the model's tensors that a layer's outputs become; empty if unknown."""
-        return tuple(self._follow(tensor.name, self._copied_to) for tensor in tensors)
-
-    def _follow(self, tensor: str, copies: dict[str, str]) -> str:
-        for _ in range(_FARTHEST):
-            if tensor in self._index.value:
-                return tensor
-            tensor = copies.get(tensor, "")
-        return ""
+def _in_model(
+    index: GraphIndex, tensors: Sequence[LayerTensor], copies: dict[str, str]
+) -> tuple[str, ...]:
+    """Return the model's tensors that an engine's are, perhaps as copies; empty if unknown."""
+    found = [tensor.name for tensor in tensors]
+    for _ in range(_FARTHEST):
+        found = [name if name in index.value else copies.get(name, "") for name in found]
+    return tuple(name if name in index.value else "" for name in found)
 
 
 def map_layers(index: GraphIndex, layers: Sequence[Layer]) -> list[MappedLayer]:
@@ -254,7 +247,7 @@ def map_layers(index: GraphIndex, layers: Sequence[Layer]) -> list[MappedLayer]:
 
 
 def _named_layers(index: GraphIndex, layers: Sequence[Layer]) -> list[NamedLayer]:
-    names, tensors = NodeNames(index), _ModelTensors(index, layers)
+    names, (copied_from, copied_to) = NodeNames(index), _copies(layers)
     position = {layer.name: number for number, layer in reversed(list(enumerate(layers)))}
     found = []
     for layer in layers:
@@ -268,8 +261,8 @@ def _named_layers(index: GraphIndex, layers: Sequence[Layer]) -> list[NamedLayer
                 _KINDS[kind],
                 told,
                 claims=tuple((name, EXACT) for name in told if executes),
-                reads=tensors.read(layer.inputs),
-                writes=tensors.written(layer.outputs),
+                reads=_in_model(index, layer.inputs, copied_from),
+                writes=_in_model(index, layer.outputs, copied_to),
                 whole=whole,
                 serves=position.get(layer.name[copy.end() :]) if copy else None,
                 converts=kind is LayerKind.QDQ or (kind is LayerKind.REFORMAT and len(types) > 1),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -24,6 +22,8 @@ from qdqtune.testing.simulated._machine import (
     Machine,
     Noise,
     Profile,
+    check_amount,
+    check_known,
     profile_named,
 )
 from qdqtune.testing.simulated._wiring import Wiring, digest, read_proto
@@ -31,9 +31,11 @@ from qdqtune.testing.simulated._wiring import Wiring, digest, read_proto
 if TYPE_CHECKING:
     from qdqtune.engines._interface import Feeds, Outputs
 
-_SWITCHES = ("fusion", "layout")
-_NUMBERS = ("build_s", "build_kernel_s", *(entry.name for entry in fields(Noise)))
-KEYS = ("profile", *_SWITCHES, "plan_cache", "seed", *_NUMBERS)
+_SWITCHES = {"fusion": "fuses", "layout": "has_layouts"}
+# Fields of a profile by the option that sets them.
+_OVERRIDES = {**_SWITCHES, "build_s": "build_s", "build_kernel_s": "build_kernel_s"}
+_NOISE = tuple(entry.name for entry in fields(Noise))
+KEYS = ("profile", *_OVERRIDES, "seed", "plan_cache", *_NOISE)
 """All options."""
 
 QUIET: dict[str, str] = {"noise": "0", "drift": "0", "spikes": "0", "offset": "0"}
@@ -73,13 +75,7 @@ class Settings:
             ValueError: If an option is unknown or has an invalid value.
         """
         for key in options:
-            if key not in KEYS:
-                near = difflib.get_close_matches(key, KEYS, n=1)
-                guess = f" Did you mean '{near[0]}'?" if near else ""
-                raise ValueError(
-                    f"unknown option '{key}' of the simulated engine.{guess} "
-                    f"There are: {', '.join(KEYS)}"
-                )
+            check_known("option", key, KEYS)
         profile = profile_named(options.get("profile", DEFAULT_PROFILE.name))
         texts = {**cls(profile).to_options(), **options}
         for key in _SWITCHES:
@@ -87,25 +83,20 @@ class Settings:
                 raise ValueError(f"{key} is '{texts[key]}'; it is 0 or 1")
         if not texts["seed"].isdecimal():
             raise ValueError(f"seed is '{texts['seed']}'; it is a whole number from 0 on")
-        numbers = {key: _number(key, texts[key]) for key in _NUMBERS}
-        profile = replace(
-            profile,
-            fuses=texts["fusion"] == "1",
-            has_layouts=texts["layout"] == "1",
-            build_s=numbers.pop("build_s"),
-            build_kernel_s=numbers.pop("build_kernel_s"),
-        )
-        return cls(profile, int(texts["seed"]), Noise(**numbers), texts["plan_cache"])
+        numbers = {key: _number(key, texts[key]) for key in (*_OVERRIDES, *_NOISE)}
+        noise = Noise(**{key: numbers[key] for key in _NOISE})
+        overrides: dict[str, Any] = {
+            name: bool(numbers[key]) if key in _SWITCHES else numbers[key]
+            for key, name in _OVERRIDES.items()
+        }
+        return cls(replace(profile, **overrides), int(texts["seed"]), noise, texts["plan_cache"])
 
     def to_options(self) -> dict[str, str]:
         """Return all options as text, including defaults."""
         machine = self.profile
         return {
             "profile": machine.name,
-            "fusion": str(int(machine.fuses)),
-            "layout": str(int(machine.has_layouts)),
-            "build_s": f"{machine.build_s:g}",
-            "build_kernel_s": f"{machine.build_kernel_s:g}",
+            **{key: f"{getattr(machine, name):g}" for key, name in _OVERRIDES.items()},
             "seed": str(self.seed),
             "plan_cache": self.plan_cache,
             **{key: f"{value:g}" for key, value in asdict(self.noise).items()},
@@ -117,9 +108,7 @@ def _number(key: str, text: str) -> float:
         number = float(text)
     except ValueError:
         raise ValueError(f"{key} is '{text}'; it is a number") from None
-    if not (math.isfinite(number) and number >= 0.0):
-        raise ValueError(f"{key} is {text}; it is a number from 0 on")
-    return number
+    return check_amount(key, number)
 
 
 class SimulatedEngine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -185,11 +185,20 @@ def profile_named(name: str) -> Profile:
     Raises:
         ValueError: If no profile has that name.
     """
-    if name not in PROFILES:
-        near = difflib.get_close_matches(name, PROFILES, n=1)
-        guess = f"; did you mean '{near[0]}'?" if near else ""
-        raise ValueError(f"no simulated profile '{name}'{guess} There are: {', '.join(PROFILES)}")
+    check_known("simulated profile", name, PROFILES)
     return PROFILES[name]
+
+
+def check_known(what: str, name: str, known: Collection[str]) -> None:
+    """Make sure that there is something of a name.
+
+    Raises:
+        ValueError: If not; it says what there is.
+    """
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        guess = f"; did you mean '{near[0]}'?" if near else "."
+        raise ValueError(f"unknown {what} '{name}'{guess} There are: {', '.join(known)}")
 
 
 def dialect_of(options: Mapping[str, str]) -> str:
@@ -202,6 +211,17 @@ def dialect_of(options: Mapping[str, str]) -> str:
         return profile_named(options.get("profile", DEFAULT_PROFILE.name)).dialect
     except ValueError as error:
         raise UsageError(f"The simulated engine: {error}.", "See docs/simulated.md.") from None
+
+
+def check_amount(name: str, value: float) -> float:
+    """Return a value, if it is finite and not negative.
+
+    Raises:
+        ValueError: If it isn't.
+    """
+    if not (math.isfinite(value) and value >= 0.0):
+        raise ValueError(f"{name} is {value:g}; it is a number from 0 on")
+    return value
 
 
 @dataclass(frozen=True)
@@ -228,8 +248,7 @@ class Noise:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not (math.isfinite(value) and value >= 0.0):
-                raise ValueError(f"{name} is {value}; it is a number from 0 on")
+            check_amount(name, value)
         if self.correlation >= 1.0 or self.spikes > 1.0:
             raise ValueError("correlation is below 1, and spikes is a probability")
 
