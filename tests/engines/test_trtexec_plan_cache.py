@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qdqtune.engines.tensorrt._files import LAYERS, PlanCache, plan_key
+from qdqtune.records._errors import ModelError
 
 TEXT = '<ir_version: 9, opset_import: ["" : 17]> g (float[4] x) => (float[4] y) { y = Mul(x, w) }'
 
@@ -64,14 +65,14 @@ class TestKeys:
     def test_of_weights_that_are_missing_or_too_short(self, model: Path) -> None:
         data = model.with_name("w.bin")
         data.write_bytes(b"\0" * 7)
-        with pytest.raises(OSError, match=r"w\.bin"):
+        with pytest.raises(ModelError, match=r"w\.bin"):
             plan_key(model, [])
         data.unlink()
         os.mkfifo(data)  # to open it would wait for its other end
-        with pytest.raises(OSError, match=r"w\.bin"):
+        with pytest.raises(ModelError, match=r"w\.bin"):
             plan_key(model, [])
         data.unlink()
-        with pytest.raises(OSError, match=r"w\.bin"):
+        with pytest.raises(ModelError, match=r"w\.bin"):
             plan_key(model, [])
 
 

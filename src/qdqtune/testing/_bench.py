@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._worker import FailureKind, OpenModel, Worker, WorkerFailure
 from qdqtune.graph._index import GraphIndex
 from qdqtune.qdq.dialects import dialect_named
+from qdqtune.records._accuracy import TensorError
 from qdqtune.records._measurement import FLOAT32
 
 if TYPE_CHECKING:
@@ -84,13 +84,8 @@ def reference(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Arrays:
 def nearness_db(expected: Array, actual: Array) -> float:
     """Signal-to-noise ratio of an output: infinite if equal, minus infinite if not a number."""
     wanted, got = expected.astype(np.float64), actual.astype(np.float64)
-    noise = float(np.square(got - wanted).sum())
-    if math.isnan(noise):
-        return -math.inf
-    signal = float(np.square(wanted).sum())
-    if noise == 0.0:
-        return math.inf
-    return 10.0 * math.log10(signal / noise) if signal and math.isfinite(noise) else -math.inf
+    signal, noise = (float(np.square(each).sum()) for each in (wanted, got - wanted))
+    return TensorError(signal=signal, noise=noise).sqnr_db
 
 
 @functools.cache

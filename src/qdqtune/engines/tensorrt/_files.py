@@ -14,10 +14,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-import onnx
-
 from qdqtune.graph._atomic_files import TemporaryFolder, open_to_append, replacing
-from qdqtune.graph._protobuf import contents
+from qdqtune.graph._fingerprint import model_digest
 from qdqtune.records._errors import OutputError
 from qdqtune.records._untrusted_files import open_plain
 
@@ -25,7 +23,6 @@ PLAN, LAYERS = ".plan", ".layers.json"
 """Endings of what is kept: the engine, and what is known of its layers."""
 
 _MOST_BYTES = 4 << 30
-_CHUNK = 1 << 20
 _MOST_LOG_BYTES = 4 << 20
 
 NO_CACHE = "none"
@@ -116,18 +113,12 @@ def plan_key(model: str | os.PathLike[str], parts: Iterable[str]) -> str:
         parts: What the result depends on beside the model: version, device, options.
 
     Raises:
-        OSError: If a file is missing or too short.
+        ModelError: If the model or its weights can't be read.
     """
     digest = hashlib.sha256()
-    content = Path(model).read_bytes()
-    for part in (*parts, str(len(content))):
+    for part in (*parts, model_digest(Path(model))):
         encoded = part.encode()
         digest.update(len(encoded).to_bytes(8, "little") + encoded)
-    digest.update(content)
-    folder = Path(model).absolute().parent
-    for location, offset, length in sorted(_ranges(onnx.load_from_string(content))):
-        for chunk in _read_chunks(folder / location, offset, length):
-            digest.update(chunk)
     return digest.hexdigest()[:40]
 
 
@@ -136,30 +127,6 @@ def _link_or_copy(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:  # on another disk, or on one without links
         shutil.copyfile(source, target)
-
-
-def _ranges(proto: onnx.ModelProto) -> set[tuple[str, int, int]]:
-    """Files, and where in them weights lie; a length of -1 is all the rest."""
-    found = set()
-    for tensor in contents(proto).external:
-        said = {entry.key: entry.value for entry in tensor.external_data}
-        place = int(said.get("offset") or 0), int(said.get("length") or -1)
-        found.add((said.get("location", ""), *place))
-    return found
-
-
-def _read_chunks(path: Path, offset: int, length: int) -> Iterator[bytes]:
-    if not path.is_file():  # a device could go on for ever
-        raise FileNotFoundError(f"{path}, which has weights of the model, is no file")
-    left = length if length >= 0 else path.stat().st_size - offset
-    with path.open("rb") as file:
-        file.seek(offset)
-        while left > 0:
-            chunk = file.read(min(left, _CHUNK))
-            if not chunk:
-                raise OSError(f"{path} ends before the weights that a model has in it")
-            left -= len(chunk)
-            yield chunk
 
 
 def library_stamp(path: str) -> str:

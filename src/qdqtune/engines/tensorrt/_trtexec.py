@@ -236,7 +236,7 @@ class ModelFile:
         Raises:
             TrtexecError: If it can't be built; the message says why.
             ValueError: If this version can't do what is wanted.
-            OSError: If a file of the model is missing.
+            ModelError: If a file of the model is missing.
         """
         built_from = build_arguments(self.usage, self.signature.low_types, ranges)
         key = plan_key(self.path, self._parts(built_from))
