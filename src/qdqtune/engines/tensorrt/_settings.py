@@ -106,17 +106,15 @@ class ShapeRequest:
         if not said:
             return None if fed is None else ShapeRange(fed, fed, fed)
         usual = self.usual.get(name, fed if fed is not None else said[0])
-        alone = len(said) == 1 and name in self.usual
-        least = self.least.get(name, usual)
-        most = self.most.get(name, usual)
+        least, most = self.least.get(name, usual), self.most.get(name, usual)
         range_ = ShapeRange(least, usual, most)
-        if not range_.has(usual) or any(a > b for a, b in zip(least, most, strict=True)):
+        if not range_.has(usual):
             raise ValueError(
                 f"the shapes of '{name}' don't grow from {sizes_text(least)} over "
                 f"{sizes_text(usual)} to {sizes_text(most)}"
             )
         if fed is not None and not range_.has(fed):
-            if alone:  # only what is usual was said, no limit
+            if name not in self.least and name not in self.most:  # no limit was said
                 return range_.with_usual(fed)
             raise ValueError(
                 f"the feed of '{name}' is {sizes_text(fed)}, which is not between "

@@ -23,7 +23,6 @@ from qdqtune.resources import end_with_parent
 
 PROGRAM = "trtexec"
 _BANNER = re.compile(r"&&&& \w+ TensorRT\.trtexec \[TensorRT v(\d+)\]")
-_TOLD = re.compile(r"\[I\] TensorRT version: (\d+)\.(\d+)\.(\d+)")
 # From 10 on the number has two digits for the minor version.
 _FIRST_LONG = 100_000
 _HELP_LIMIT_S = 120.0
@@ -68,7 +67,7 @@ _HEAD_LINES, _TAIL_LINES = 4000, 1000
 _CHUNK = 1 << 16
 # Progress, which a verbose build has tens of thousands of lines of.
 _PROGRESS = re.compile(rf"^{_STAMP}\[[VIW]\] ")
-_TELLING = ("GPU Compute Time", "[E]", "[F]", "&&&& ", "TensorRT version")
+_TELLING = ("GPU Compute Time", "[E]", "[F]", "&&&& ")
 # Two streams in one pipe: a message may begin, and end, in the middle of another's line.
 _CUT = re.compile(rf"^(.+?)({_STAMP}\[[VIWEF]\] [^\n]*)\n((?!{_STAMP}|&&&& )[^\n]*)$", re.MULTILINE)
 _GLUED = re.compile(rf"(?<=.)(?={_STAMP}\[[VIWEF]\] |&&&& (?:PASSED|FAILED) )")
@@ -100,12 +99,10 @@ def find_program(path: str) -> str:
         ValueError: If it isn't there, or can't be started.
     """
     found = shutil.which(path or PROGRAM)
-    if found is None and path:
-        raise ValueError(f"there is no program {path}")
     if found is None:
-        raise ValueError(
-            f"{PROGRAM} is not on PATH: put it there, or say where with the option path"
-        )
+        advice = "put it there, or say where with the option path"
+        missing = f"{PROGRAM} is not on PATH: {advice}"
+        raise ValueError(f"there is no program {path}" if path else missing)
     return os.path.abspath(found)
 
 
@@ -121,9 +118,6 @@ def version_of(program: str) -> Version:
 
 def parse_version(text: str) -> Version | None:
     """The version that the first line of a program's output names; None if it names none."""
-    told = _TOLD.search(text)
-    if told is not None:
-        return Version(*map(int, told.groups()))
     banner = _BANNER.search(text)
     if banner is None:
         return None
