@@ -340,12 +340,13 @@ def options_for_engine(
         UsageError: If a setting is refused.
     """
     from qdqtune.engines import _registry as registry
-    from qdqtune.engines.tensorrt._trtexec_arguments import notes_on
 
     found = words.options_of(engine, dict(options.engine_option), is_strict=is_strict)
     if options.built_for and registry.entry(engine).takes_shape_ranges:
         found = {"opt_shapes": options.built_for, **found}
     if engine == registry.GUIDES_PROGRAM:
+        from qdqtune.engines.tensorrt._trtexec_arguments import notes_on
+
         with contextlib.suppress(ValueError):  # the engine's own error says what is wrong
             for note in notes_on(found):
                 _logger.warning("%s", note)
