@@ -192,10 +192,9 @@ class PlanBuilder:
         if content is None and self._cache is not None and self._cache.is_doubtful:
             # In 8.6, timings from an earlier process made a later build fail.
             reasons, log.errors = log.errors, []
-            self._cache.forget()
+            self._cache.is_trusted = False
             content = self._attempt(*model)
-            if content is None:
-                self._cache.trust()
+            self._cache.is_trusted = content is None
             log.errors = log.errors or reasons
         if content is None:
             raise BuildError(telling(log.errors) or "TensorRT gave no reason")

@@ -152,6 +152,10 @@ class TimingCacheFile:
         engine: The engine's name.
         version: Its version.
         device: The GPU.
+
+    Attributes:
+        is_trusted: Whether a build that failed also fails without the file; None as long as it
+            wasn't tried. If it doesn't, the file is not used again.
     """
 
     def __init__(
@@ -161,8 +165,7 @@ class TimingCacheFile:
         self._own_path = self.path.with_name(
             f"{self.path.stem}.{_key(engine, version, device)}{self.path.suffix}"
         )
-        self._is_spoiled = False
-        self._is_trusted = False
+        self.is_trusted: bool | None = None
 
     def attach(self, config: Any) -> Any:
         """Gives a build what the file knows; the result has to live as long as the build.
@@ -170,7 +173,7 @@ class TimingCacheFile:
         A file of another GPU or version is left as it is, and one beside it is used.
         """
         for path in dict.fromkeys((self.path, self._own_path)):
-            cache = config.create_timing_cache(_read(path) if not self._is_spoiled else b"")
+            cache = config.create_timing_cache(b"" if self.is_trusted is False else _read(path))
             if cache is not None and config.set_timing_cache(cache, False):
                 self.path = path
                 return cache
@@ -179,27 +182,21 @@ class TimingCacheFile:
         config.set_timing_cache(cache, False)
         return cache
 
-    def forget(self) -> None:
-        """Begins anew: with what the file knows, a model could not be built."""
-        self._is_spoiled = True
-
-    def trust(self) -> None:
-        """Takes that back for good: without the file, a model could not be built either."""
-        self._is_spoiled, self._is_trusted = False, True
-
     @property
     def is_doubtful(self) -> bool:
         """Whether a build got something from the file that may be why it failed."""
-        return not (self._is_spoiled or self._is_trusted) and bool(_read(self.path))
+        return self.is_trusted is None and bool(_read(self.path))
 
     def save(self, config: Any) -> None:
         """Adds what a build found out; a file that can't be written spoils no build."""
         cache = config.get_timing_cache()
-        if cache is None or self._is_spoiled:
+        if cache is None or self.is_trusted is False:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(self.path):
+            # One writer at a time; the lock is a file beside, which stays.
+            with open_to_append(self.path.with_name(f"{self.path.name}.lock")) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
                 others = config.create_timing_cache(_read(self.path))
                 if others is not None:
                     cache.combine(others, False)
@@ -219,14 +216,6 @@ def _read(path: Path) -> bytes:
             return file.read()
     except OSError:
         return b""
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One writer at a time; the lock is a file beside, which stays."""
-    with open_to_append(path.with_name(f"{path.name}.lock")) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 class BuildLog:

@@ -411,18 +411,16 @@ class Program:
         """
         ours = DISPENSABLE - {name_of(argument) for argument in given}
         finished = self._run(arguments, self.refused & ours, log)
-        if self._refuses(finished, ours):
+        while self._refuses_more(finished, ours):
             finished = self._run(arguments, self.refused & ours, log)
-            if self._refuses(finished, ours):  # it names one at a time
-                finished = self._run(arguments, ours, log)
         if finished.code != 0 or not has_passed(finished.text):
             raise TrtexecError(reason_of(finished.text, finished.code), finished.text)
         return finished.text
 
-    def _refuses(self, finished: Finished, ours: Set[str]) -> bool:
-        """Whether all that it doesn't know is ours, and can be left out; remembers it."""
+    def _refuses_more(self, finished: Finished, ours: Set[str]) -> bool:
+        """Whether there is more that it doesn't know, all of it ours; remembers it."""
         unknown = unknown_options(finished.text)
-        if not unknown or not unknown <= ours:
+        if unknown <= self.refused or not unknown <= ours:
             return False
         self.refused |= unknown
         return True
