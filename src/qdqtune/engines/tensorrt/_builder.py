@@ -248,22 +248,19 @@ class PlanBuilder:
 
     def _add_profile(self, network: Any, config: Any, shapes: Ranges, values: Ranges) -> None:
         inputs = [network.get_input(place) for place in range(network.num_inputs)]
-        is_open = {tensor.name: -1 in tuple(tensor.shape) for tensor in inputs}
-        deciding = {tensor.name for tensor in inputs if tensor.is_shape_tensor}
-        if not (any(is_open.values()) or deciding):
-            return
-        missing = [name for name, open_ in is_open.items() if open_ and name not in shapes]
+        opened = [tensor.name for tensor in inputs if -1 in tuple(tensor.shape)]
+        deciding = [tensor.name for tensor in inputs if tensor.is_shape_tensor]
+        missing = [name for name in opened if name not in shapes]
         missing += [name for name in deciding if name not in values]
         if missing:
             raise ShapesMissing(missing)
+        if not (opened or deciding):
+            return
         profile = self._builder.create_optimization_profile()
-        for name in is_open:
-            if is_open[name]:
-                each = shapes[name]
-                profile.set_shape(name, each.least, each.usual, each.most)
-            if name in deciding:
-                each = values[name]
-                profile.set_shape_input(name, each.least, each.usual, each.most)
+        for name in opened:
+            profile.set_shape(name, *shapes[name])
+        for name in deciding:
+            profile.set_shape_input(name, *values[name])
         if config.add_optimization_profile(profile) < 0:
             raise BuildError(
                 telling(self._library.log.errors) or f"TensorRT refuses the shapes {dict(shapes)}"

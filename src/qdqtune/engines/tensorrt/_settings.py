@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.records._measurement import FLOAT32
@@ -31,8 +32,7 @@ _LOW_FLOATS = {"fp16": "float16", "bf16": "bfloat16"}
 _FIRST_WITH_TF32 = 80
 
 
-@dataclass(frozen=True)
-class ShapeRange:
+class ShapeRange(NamedTuple):
     """What one input may look like.
 
     Attributes:
