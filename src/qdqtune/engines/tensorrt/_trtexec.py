@@ -159,10 +159,8 @@ def _array(match: re.Match[str], dtype_name: str) -> Any:
     shape = () if dims in ("", "scalar") else tuple(int(size) for size in dims.split("x"))
     words = match["values"].replace(",", " ").split()
     dtype = np.dtype(getattr(ml_dtypes, dtype_name, dtype_name))
-    if dtype.kind in "iub":
-        values = np.array([int(word) for word in words], dtype=object).astype(dtype)
-    else:
-        values = np.array([float(word) for word in words]).astype(dtype)
+    number, widest = (int, np.int64) if dtype.kind in "iub" else (float, np.float64)
+    values: Any = np.fromiter(map(number, words), widest).astype(dtype)
     if values.size != int(np.prod(shape)):
         raise ValueError(f"trtexec wrote {values.size} values of the output '{match['name']}'")
     return values.reshape(shape)
