@@ -86,9 +86,13 @@ class Space:
     @property
     def patterns(self) -> dict[str, list[int]]:
         """The groups of each pattern, in order of first appearance."""
+        return self.by(lambda group: group.pattern)
+
+    def by(self, key: Callable[[Group], str]) -> dict[str, list[int]]:
+        """The groups with each value of a key, in order of first appearance."""
         found: dict[str, list[int]] = {}
         for number, group in enumerate(self.groups):
-            found.setdefault(group.pattern, []).append(number)
+            found.setdefault(key(group), []).append(number)
         return found
 
     @property

@@ -245,12 +245,9 @@ class BayesianLinearModel:
 def _alike(space: Space, stakes: Floats) -> tuple[Floats, Floats]:
     """Rows of groups that are expected to be alike, weighted by stakes, and how much they vary."""
     sets: list[tuple[float, Sequence[int]]] = [(_ALL_ALIKE, range(len(stakes)))]
-    by_op: dict[str, list[int]] = {}
-    for number, group in enumerate(space.groups):
-        by_op.setdefault(group.op_type, []).append(number)
+    by_op = space.by(lambda group: group.op_type)
     sets += [(_OPS_ALIKE, numbers) for numbers in by_op.values() if len(numbers) > 1]
-    patterns = [numbers for numbers in space.patterns.values() if len(numbers) > 1]
-    sets += [(_PATTERN_ALIKE, numbers) for numbers in patterns]
+    sets += [(_PATTERN_ALIKE, numbers) for numbers in space.patterns.values() if len(numbers) > 1]
     rows = np.zeros((len(sets), len(stakes)))
     for row, (_, numbers) in enumerate(sets):
         rows[row, list(numbers)] = stakes[list(numbers)]

@@ -112,21 +112,15 @@ class LocalSearch(SteppedStrategy):
 
     def _stages(self) -> dict[str, list[State]]:
         """Sets of groups to flip together, from large to small; each set once."""
-        groups = self.space.groups
-        by_op: dict[str, set[int]] = {}
-        by_structure: dict[str, set[int]] = {}
-        for number, group in enumerate(groups):
-            by_op.setdefault(group.op_type, set()).add(number)
-            by_structure.setdefault(group.structure or f"{number}", set()).add(number)
         stages = {
-            _FIRST: by_op.values(),
-            "patterns": self.space.patterns.values(),
-            "like ops": by_structure.values(),
+            _FIRST: self.space.by(lambda group: group.op_type),
+            "patterns": self.space.patterns,
+            "like ops": self.space.by(lambda group: group.structure or group.nodes[0]),
         }
         seen: set[State] = set()
         found: dict[str, list[State]] = {}
         for name, sets in stages.items():
-            new = [one for one in map(frozenset, sets) if one not in seen]
+            new = [one for one in map(frozenset, sets.values()) if one not in seen]
             seen.update(new)
             found[name] = self._by_share(new)
         singles = [one for one in self._singles(self.space.everything) if one not in seen]
