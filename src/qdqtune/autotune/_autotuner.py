@@ -76,6 +76,8 @@ class _Progress:
         unfinished: Signature of the pattern whose profiling a saved state broke off.
         measured: Latencies by what was quantized.
         whole_models: Whole models that are still to be tried.
+        dialect: How Q/DQ is written, once that was asked for.
+        writer: What writes models, once one was asked for.
     """
 
     profiling: Profiling | None = None
@@ -84,6 +86,8 @@ class _Progress:
     unfinished: str | None = None
     measured: dict[frozenset[Edge], float] = field(default_factory=dict)
     whole_models: Iterator[Schemes] | None = None
+    dialect: Dialect | None = None
+    writer: CandidateWriter | None = None
 
 
 class QDQAutotunerBase:
@@ -131,20 +135,17 @@ class QDQAutotunerBase:
         self.baseline_latency_ms: float | None = None
         self.pattern_cache: PatternCache | None = None
         self._model = TunedModel(model, input_shapes)
-        self._proto = model if isinstance(model, onnx.ModelProto) else None
         self._asked_dialect = dialect
-        self._dialect: Dialect | None = None
         self._ranges: Ranges | None = None
-        self._writer: CandidateWriter | None = None
         self._seed = seed
         self._progress = _Progress()
 
     @property
     def onnx_model(self) -> onnx.ModelProto:
         """The model as it was given; one from a file is the float model that is tuned."""
-        if self._proto is None:
-            self._proto = onnx.ModelProto.FromString(self._candidates().export(frozenset()))
-        return self._proto
+        if self._model.proto is None:
+            self._model.proto = onnx.ModelProto.FromString(self._candidates().export(frozenset()))
+        return self._model.proto
 
     @property
     def graph(self) -> GraphIndex:
@@ -154,9 +155,10 @@ class QDQAutotunerBase:
     @property
     def dialect(self) -> Dialect:
         """How Q/DQ is written."""
-        if self._dialect is None:
-            self._dialect = target_dialect(self._asked_dialect, self.config.default_quant_type)
-        return self._dialect
+        if self._progress.dialect is None:
+            quant_type = self.config.default_quant_type
+            self._progress.dialect = target_dialect(self._asked_dialect, quant_type)
+        return self._progress.dialect
 
     @property
     def fingerprint(self) -> str:
@@ -193,7 +195,7 @@ class QDQAutotunerBase:
         """
         self.initialized = False
         self.config = replace(config) if config is not None else Config()
-        self._dialect = None
+        self._progress = _Progress()
         least_opset = self.dialect.format_of(self.config.default_quant_type).least_opset
         graph_changed = self._model.raise_to(least_opset)
         self.regions = adopt_regions(self._find_regions(graph_changed), self.graph)
@@ -204,8 +206,6 @@ class QDQAutotunerBase:
             max_entries_per_pattern=self.config.pattern_cache_max_entries_per_pattern,
         )
         self.current_profile_region = None
-        self._progress = _Progress()
-        self._writer = None
         self.initialized = True
         self._warn_if_nothing()
         self._say("%d regions of %d patterns", len(self.regions), len(self._book.by_signature))
@@ -339,7 +339,7 @@ class QDQAutotunerBase:
     def use_ranges(self, ranges: Ranges) -> None:
         """Let activations have scales that follow from their values, where those are known."""
         self._ranges = ranges
-        self._writer = None
+        self._progress.writer = None
 
     def get_ort_quantization_config(self) -> OrtSettings:
         """The best placement in terms of nodes and op types; see `ort_settings`."""
@@ -575,9 +575,11 @@ class QDQAutotunerBase:
                 )
 
     def _candidates(self) -> CandidateWriter:
-        if self._writer is None:
-            self._writer = CandidateWriter(self._model, self.dialect, self.config, self._ranges)
-        return self._writer
+        if self._progress.writer is None:
+            self._progress.writer = CandidateWriter(
+                self._model, self.dialect, self.config, self._ranges
+            )
+        return self._progress.writer
 
 
 class QDQAutotuner(QDQAutotunerBase):

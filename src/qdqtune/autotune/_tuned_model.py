@@ -95,6 +95,7 @@ class TunedModel:
 
     Attributes:
         path: The file that it came from, if it did.
+        proto: The message that it was given as, if it was.
         index: The graph.
         given: Encodings of tensors that were quantized in it.
 
@@ -107,6 +108,7 @@ class TunedModel:
         self, model: AnyModel, input_shapes: Mapping[str, Sequence[int | None]] | None = None
     ) -> None:
         self.path = Path(model) if isinstance(model, str | os.PathLike) else None
+        self.proto = model if isinstance(model, onnx.ModelProto) else None
         self._input_shapes = {name: tuple(dims) for name, dims in (input_shapes or {}).items()}
         self._model = _own_copy(model)
         opened = make_float(self._model, self.path or "The model", _OLDEST_OPSET)
