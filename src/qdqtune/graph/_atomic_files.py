@@ -195,22 +195,6 @@ class TemporaryFolder:
         self._finalizer()
 
 
-@contextlib.contextmanager
-def temporary_file(folder: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    """Create a hidden file to write to, which is removed unless it was renamed.
-
-    Raises:
-        OSError: If it can't be created.
-    """
-    remove_abandoned(folder)
-    path, descriptor = _locked_file(folder, _FILE, hidden=True)
-    try:
-        with open(descriptor, "wb") as file:
-            yield path, file
-    finally:
-        path.unlink(missing_ok=True)
-
-
 def remove_abandoned(folder: Path) -> None:
     """Remove what killed processes left in a folder; checks each folder only once."""
     with _swept_lock:
@@ -232,20 +216,12 @@ def _remove_if_abandoned(path: Path) -> None:
         if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if path.suffix == _LOCK:
-                _remove_tree(path.with_suffix(""))
+                # If something is left, the lock must stay for the next process that checks.
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.rmtree(path.with_suffix(""))
             path.unlink()
     finally:
         os.close(descriptor)
-
-
-def _remove_tree(folder: Path) -> None:
-    """Remove a folder with its contents.
-
-    Raises:
-        OSError: If something is left; then its lock must stay for the next process that checks.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(folder)
 
 
 def _locked_file(folder: Path, suffix: str, *, hidden: bool) -> tuple[Path, int]:
@@ -283,13 +259,8 @@ def kind_at(path: Path) -> str:
         mode = path.lstat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return ""
-    return _kind(mode)
-
-
-def _kind(mode: int) -> str:
-    if stat.S_ISREG(mode):
-        return ""
     kinds = {
+        stat.S_IFREG: "",
         stat.S_IFLNK: "a link",
         stat.S_IFDIR: "a folder",
         stat.S_IFIFO: "a pipe",
@@ -311,12 +282,17 @@ def replacing(target: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
         OutputError: If it can't be written.
     """
     with writing(target):
-        with temporary_file(target.parent) as (staged, file):
-            yield file
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-            os.replace(staged, target)
+        remove_abandoned(target.parent)
+        staged, descriptor = _locked_file(target.parent, _FILE, hidden=True)
+        try:
+            with open(descriptor, "wb") as file:
+                yield file
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+                os.replace(staged, target)
+        finally:
+            staged.unlink(missing_ok=True)
         if durable:
             sync(target.parent)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -13,7 +12,7 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from qdqtune.graph._protobuf import Contents, contents
+from qdqtune.graph._protobuf import Contents, contents, stored_size
 from qdqtune.records._errors import ModelError
 from qdqtune.records._untrusted_files import open_plain, real_path, size_text
 from qdqtune.resources import current_limits
@@ -70,16 +69,7 @@ class FileTensor(ir.ExternalTensor):
         Raises:
             ModelError: As `numpy` does.
         """
-        return self.first_bytes(self.nbytes)
-
-    def first_bytes(self, size: int) -> bytes:
-        """Return the first `size` bytes, or all if there are fewer.
-
-        Raises:
-            ModelError: As `numpy` does.
-        """
-        wanted = min(size, self.nbytes)
-        return next(self._chunks(wanted, wanted), b"")
+        return next(self.chunks(self.nbytes), b"")
 
     def tofile(self, file: BinaryIO) -> None:
         """Write the bytes to a file-like object, a chunk at a time.
@@ -90,16 +80,13 @@ class FileTensor(ir.ExternalTensor):
         for chunk in self.chunks():
             file.write(chunk)
 
-    def chunks(self) -> Iterator[bytes]:
-        """Yield the bytes in chunks of whole elements.
+    def chunks(self, most: int = _CHUNK_BYTES) -> Iterator[bytes]:
+        """Yield the bytes in chunks of `most` bytes, which are whole elements.
 
         Raises:
             ModelError: As `numpy` does.
         """
-        return self._chunks(self.nbytes, _CHUNK_BYTES)
-
-    def _chunks(self, size: int, most: int) -> Iterator[bytes]:
-        return stored_bytes(self.name or "", Path(self.path), self.offset or 0, size, most)
+        return stored_bytes(self.name or "", Path(self.path), self.offset or 0, self.nbytes, most)
 
 
 def stored_bytes(
@@ -213,7 +200,7 @@ def _check(tensor: onnx.TensorProto, model_file: Path) -> None:
     folder = model_file.absolute().parent
     size = _file_size(location, folder, what)
     try:
-        needed = -(-math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth // 8)
+        needed = stored_size(tensor)
         offset = _number(entries.get("offset", "0"))
         length = _number(entries.get("length", str(needed)))
     except (ValueError, TypeError):

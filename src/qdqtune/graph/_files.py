@@ -254,9 +254,7 @@ def save_model(model: ir.Model, path: str | os.PathLike[str], *, force: bool = F
             store = WeightStore(folder, data_name) if external else None
             with _weights_in(model, store):
                 ir.save(model, staged)
-            for file in sorted(folder.iterdir(), reverse=True):
-                sync(file)
-                os.replace(file, target.parent / file.name)
+            publish(folder, target.parent, force=force)
     return target
 
 
@@ -314,6 +312,7 @@ def publish(folder: Path, target: Path, *, force: bool) -> None:
     # Weights first: the model is there only when all of it is.
     for file in sorted(folder.iterdir(), reverse=True):
         check_writable(target / file.name, force=force)
+        sync(file)
         os.replace(file, target / file.name)
 
 

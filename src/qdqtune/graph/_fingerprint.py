@@ -6,14 +6,13 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
 from qdqtune.graph._external_data import check_external_data, stored_bytes
 from qdqtune.graph._files import parse_model
 from qdqtune.graph._protobuf import contents
-from qdqtune.graph._weights import DIGEST_BYTES, chunks_of
+from qdqtune.graph._weights import DIGEST_BYTES, bytes_of
 
 
 def fingerprint(model: ir.Model) -> str:
@@ -37,11 +36,9 @@ def tensor_digest(tensor: ir.TensorProtocol) -> str:
     digest.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
     if isinstance(tensor, ir.StringTensor):
         digest.update(repr(list(tensor.string_data())).encode())
-    elif tensor.dtype.bitwidth < 8:
-        digest.update(tensor.tobytes())  # several to a byte
     else:
-        for chunk in chunks_of(tensor):
-            digest.update(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data)
+        for chunk in bytes_of(tensor):
+            digest.update(chunk)
     return digest.hexdigest()
 
 

@@ -53,14 +53,11 @@ def value_names(model: ir.Model) -> set[str | None]:
     return {value.name for graph in model.graphs() for value in values_in(graph)}
 
 
-def name_nodes(model: ir.Model) -> bool:
+def name_nodes(model: ir.Model) -> None:
     """Give every node of every graph a unique name; names that are already unique stay.
 
     An unnamed node is named after its op and its first output, so that the name doesn't depend on
     the number of other nodes.
-
-    Returns:
-        Whether anything was renamed.
     """
     names = FreeNames(())
     unnamed: list[ir.Node] = []
@@ -71,7 +68,6 @@ def name_nodes(model: ir.Model) -> bool:
             unnamed.append(node)
     for node in unnamed:
         node.name = names.new(node.name or f"{node.op_type}_{_first_output(node)}")
-    return bool(unnamed)
 
 
 def name_apart_from_bodies(model: ir.Model) -> None:
@@ -115,8 +111,7 @@ class GraphIndex:
         self.nodes = tuple(graph)
         self.node: dict[str, ir.Node] = {}
         self.position: dict[str, int] = {}
-        self.value: dict[str, ir.Value] = {value.name or "": value for value in graph.inputs}
-        self.value.update((name, value) for name, value in graph.initializers.items())
+        self.value = {value.name: value for value in values_in(graph) if value.name}
         for position, node in enumerate(self.nodes):
             name = node.name
             if not name or name in self.node:
@@ -126,9 +121,6 @@ class GraphIndex:
                 )
             self.node[name] = node
             self.position[name] = position
-            for value in node.outputs:
-                if value.name:
-                    self.value[value.name] = value
         self._finite: dict[str, bool] = {}
         self.outputs: dict[str, list[int]] = {}
         for position, output in enumerate(graph.outputs):

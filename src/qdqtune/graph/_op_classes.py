@@ -96,3 +96,14 @@ def bodies_of(node: ir.Node) -> Iterator[ir.Graph]:
             yield attribute.as_graph()
         elif attribute.type == ir.AttributeType.GRAPHS:
             yield from attribute.as_graphs()
+
+
+def uses_behind(value: ir.Value, *through: str) -> Iterator[tuple[ir.Node, int]]:
+    """Yield the uses of a value, and of the results of these ops if they read it first."""
+    pending, seen = [value], {value}
+    while pending:
+        for user, position in pending.pop().uses():
+            yield user, position
+            if position == 0 and is_op(user, *through) and user.outputs[0] not in seen:
+                seen.add(user.outputs[0])
+                pending.append(user.outputs[0])

@@ -54,19 +54,6 @@ _FIRST_ELEMENTS = 256
 _DEFAULTS_IR_VERSION = 4
 
 
-def remove_no_ops(graph: ir.Graph | ir.Function, opset: int) -> int:
-    """Remove nodes that do nothing from a graph, body or function, in place; outputs keep names.
-
-    Args:
-        graph: The graph; bodies inside it are left alone.
-        opset: Its ONNX opset version.
-
-    Returns:
-        Number of nodes removed.
-    """
-    return sum(_does_nothing(node, opset) and bypass(node) for node in graph)
-
-
 def _does_nothing(node: ir.Node, opset: int) -> bool:
     if not is_standard(node) or not node.inputs or node.inputs[0] is None:
         return False
@@ -182,7 +169,8 @@ def _beginning(tensor: ir.TensorProtocol) -> Hashable:
     if tensor.dtype == ir.DataType.STRING or tensor.dtype.bitwidth < 8:
         return None
     if isinstance(tensor, ir.ExternalTensor):
-        return FileTensor.of(tensor).first_bytes(_FIRST_ELEMENTS * tensor.dtype.bitwidth // 8)
+        most = _FIRST_ELEMENTS * tensor.dtype.bitwidth // 8
+        return next(FileTensor.of(tensor).chunks(most), b"")
     return np.ascontiguousarray(tensor.numpy().reshape(-1)[:_FIRST_ELEMENTS]).tobytes()
 
 
@@ -231,7 +219,9 @@ def _clean(model: ir.Model) -> Counter[str]:
     graphs: list[ir.Graph | ir.Function] = [*model.graphs(), *model.functions.values()]
     for graph in graphs:
         opsets = model.opset_imports if isinstance(graph, ir.Graph) else graph.opset_imports
-        done["no_ops"] += remove_no_ops(graph, opsets.get("", 0))
+        done["no_ops"] += sum(
+            _does_nothing(node, opsets.get("", 0)) and bypass(node) for node in graph
+        )
         if isinstance(graph, ir.Graph):
             done["duplicate_weights"] += merge_weights(graph)
         done["duplicate_nodes"] += merge_nodes(graph)

@@ -179,7 +179,8 @@ def external_bytes(variant: bytes) -> int:
         variant: The model, as `PreparedModel.assemble` writes it.
     """
     proto = onnx.ModelProto.FromString(variant)
-    return sum(_place(tensor)[2] for tensor in proto.graph.initializer if _is_external(tensor))
+    entries = (entry for tensor in proto.graph.initializer for entry in tensor.external_data)
+    return sum(int(entry.value) for entry in entries if entry.key == "length")
 
 
 def inlined(variant: bytes, folder: Path) -> bytes:
@@ -190,8 +191,8 @@ def inlined(variant: bytes, folder: Path) -> bytes:
         folder: The folder of the files with its weights.
     """
     proto = onnx.ModelProto.FromString(variant)
-    weights = [_initializer(each, folder) for each in proto.graph.initializer if _is_external(each)]
-    small = [tensor for tensor in proto.graph.initializer if not _is_external(tensor)]
+    weights = [_initializer(each, folder) for each in proto.graph.initializer if each.external_data]
+    small = [tensor for tensor in proto.graph.initializer if not tensor.external_data]
     del proto.graph.initializer[:]
     proto.graph.initializer.extend(small)
     rest = proto.graph.SerializeToString()
@@ -207,22 +208,12 @@ def inlined(variant: bytes, folder: Path) -> bytes:
 
 def _initializer(tensor: onnx.TensorProto, folder: Path) -> tuple[bytes, FileTensor]:
     """Return a weight as part of a graph: the bytes before its values, and the values."""
-    values = FileTensor.of(ir.ExternalTensor(
-        *_place(tensor), ir.DataType(tensor.data_type), shape=ir.Shape(tensor.dims),
-        name=tensor.name, base_dir=folder,
-    ))  # fmt: skip
+    values = ir.serde.deserialize_tensor(tensor, folder)
+    assert isinstance(values, ir.ExternalTensor)
+    values = FileTensor.of(values)
     bare = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
     start = bare.SerializeToString() + field_head(onnx.TensorProto, "raw_data", values.nbytes)
     return field_head(onnx.GraphProto, "initializer", len(start) + values.nbytes) + start, values
-
-
-def _is_external(tensor: onnx.TensorProto) -> bool:
-    return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
-
-
-def _place(tensor: onnx.TensorProto) -> tuple[str, int, int]:
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    return entries["location"], int(entries["offset"]), int(entries["length"])
 
 
 def extract(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import onnx
+import onnx_ir as ir
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
@@ -134,6 +136,17 @@ def _read_varint(content: memoryview, position: int) -> tuple[int, int]:
         shift += 7
         if shift > 63:
             raise IndexError("a varint has at most ten bytes")
+
+
+def stored_size(tensor: onnx.TensorProto) -> int:
+    """Return the number of bytes that a tensor's type and shape need; not for strings.
+
+    Raises:
+        ValueError: If there is no such type.
+        TypeError: If the size of the type is not known.
+    """
+    bits: int = math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth
+    return -(-bits // 8)
 
 
 @dataclass

@@ -23,7 +23,7 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from qdqtune.graph._protobuf import Contents, contents, nodes_within
+from qdqtune.graph._protobuf import Contents, contents, nodes_within, stored_size
 from qdqtune.records._errors import ModelError
 from qdqtune.resources import current_limits, end_with_parent, private_bytes, set_memory_limit
 
@@ -34,6 +34,26 @@ _DONE = b"."
 # Tensors up to this size may be shapes and axes, whose values the checks need.
 _SMALL_BYTES = 1024
 _PLACEHOLDER = "qdqtune: this shape is a placeholder"
+
+# Maximum depth of function calls, here and in ONNX's own checker.
+_DEEPEST_CALL = 100
+# Shape inference walks through every call; this many nodes take it a few seconds.
+_MOST_NODES = 1 << 17
+# Beyond that, a file may expand to this many times its own number of nodes.
+_TIMES_WRITTEN = 4
+# The inliner's search for a free name takes as many steps as there were earlier calls.
+_MOST_INLINED_CALLS = 1 << 12
+_TRILLION = 10**12
+
+Function = tuple[str, str, str]
+_Calls = dict[Function, Counter[Function]]
+
+_EXPORT_AGAIN = "Export it again, or see what `onnx.checker.check_model` says about it."
+_TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
+MOST_DIMS = 32
+"""Maximum rank of a tensor held in memory: NumPy before 2.0 supports no more."""
+# Names are looked up, compared and printed throughout.
+_LONGEST_NAME = 1 << 16
 
 
 def call_guarded(action: Callable[[], bytes], room_bytes: int = _ROOM_BYTES) -> bytes | None:
@@ -138,7 +158,7 @@ def skeleton(proto: onnx.ModelProto, found: Contents) -> onnx.ModelProto:
     graph.value_info.extend(source.value_info)
     fed = {value.name for value in source.input}
     for tensor in source.initializer:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL and _nbytes(tensor) <= _SMALL_BYTES:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL and _is_small(tensor):
             graph.initializer.append(tensor)
         if tensor.name not in fed:
             value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
@@ -153,6 +173,12 @@ def skeleton(proto: onnx.ModelProto, found: Contents) -> onnx.ModelProto:
         tensor.ClearField("data_location")
         tensor.dims[:] = [0]
     return bones
+
+
+def _is_small(tensor: onnx.TensorProto) -> bool:
+    if tensor.data_type == onnx.TensorProto.STRING:
+        return sum(map(len, tensor.string_data)) <= _SMALL_BYTES
+    return stored_size(tensor) <= _SMALL_BYTES
 
 
 def first_line(error: BaseException) -> str:
@@ -175,33 +201,6 @@ def _inferred(proto: onnx.ModelProto) -> str:
     except onnx.shape_inference.InferenceError as error:
         return first_line(error)
     return ""
-
-
-def _nbytes(tensor: onnx.TensorProto) -> int:
-    if tensor.data_type == onnx.TensorProto.STRING:
-        return sum(map(len, tensor.string_data))
-    size: int = -(-math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth // 8)
-    return size
-
-
-# Maximum depth of function calls, here and in ONNX's own checker.
-_DEEPEST_CALL = 100
-# Shape inference walks through every call; this many nodes take it a few seconds.
-_MOST_NODES = 1 << 17
-# Beyond that, a file may expand to this many times its own number of nodes.
-_TIMES_WRITTEN = 4
-# The inliner's search for a free name takes as many steps as there were earlier calls.
-_MOST_INLINED_CALLS = 1 << 12
-_TRILLION = 10**12
-
-Function = tuple[str, str, str]
-_Calls = dict[Function, Counter[Function]]
-
-_EXPORT_AGAIN = "Export it again, or see what `onnx.checker.check_model` says about it."
-MOST_DIMS = 32
-"""Maximum rank of a tensor held in memory: NumPy before 2.0 supports no more."""
-# Names are looked up, compared and printed throughout.
-_LONGEST_NAME = 1 << 16
 
 
 def check_calls(proto: onnx.ModelProto, file: Path) -> None:
@@ -400,9 +399,12 @@ def _fault(tensor: onnx.TensorProto) -> str:
     if dtype == ir.DataType.STRING:
         found, wanted = len(tensor.string_data), elements
     elif tensor.HasField("raw_data"):
-        found, wanted = len(tensor.raw_data), -(-elements * dtype.bitwidth // 8)
+        found, wanted = len(tensor.raw_data), stored_size(tensor)
     else:
-        found, wanted = _typed_values(tensor), _typed_count(elements, dtype)
+        found = sum(len(getattr(tensor, field)) for field in _TYPED_FIELDS)
+        is_complex = dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
+        to_a_value = {4: 2, 2: 4}.get(dtype.bitwidth, 1)
+        wanted = 2 * elements if is_complex else -(-elements // to_a_value)
     if found != wanted:
         return f"it holds {found} values or bytes where its shape needs {wanted}"
     return ""
@@ -412,18 +414,3 @@ def _dims_fault(tensor: onnx.TensorProto) -> str:
     if len(tensor.dims) > MOST_DIMS:
         return f"it has {len(tensor.dims)} dims; arrays have {MOST_DIMS} at most"
     return "it has negative dims" if min(tensor.dims, default=0) < 0 else ""
-
-
-def _typed_values(tensor: onnx.TensorProto) -> int:
-    fields = (
-        tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data,
-        tensor.uint64_data,
-    )  # fmt: skip
-    return sum(map(len, fields))
-
-
-def _typed_count(elements: int, dtype: ir.DataType) -> int:
-    if dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128):
-        return 2 * elements
-    packed = {4: 2, 2: 4}.get(dtype.bitwidth, 1)
-    return -(-elements // packed)

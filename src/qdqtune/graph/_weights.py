@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ _MOST_DIGITS = 18
 # Ops that preserve the numbers of a constant.
 _TRANSPARENT = ("Cast", "CastLike", "Expand", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 # No exporter writes longer chains; querying each node of a chain of 100,000 would take minutes.
-_MOST_TRANSPARENT = 32
+_MOST_IN_A_ROW = 32
 # Smaller tensors are converted at once, larger ones when they are written.
 _LAZY_BYTES = 1 << 12
 
@@ -58,6 +58,17 @@ def chunks_of(tensor: ir.TensorProtocol) -> Iterator[npt.NDArray[Any]]:
         values = values_of(tensor)
         for slab in slabs(values):
             yield values[slab]
+
+
+def bytes_of(tensor: ir.TensorProtocol) -> Iterator[bytes]:
+    """Yield a tensor's bytes as files store them; one from a file is never all in memory."""
+    if isinstance(tensor, ir.ExternalTensor):
+        yield from FileTensor.of(tensor).chunks()
+    elif tensor.dtype.bitwidth < 8:  # several to a byte
+        yield tensor.tobytes()
+    else:
+        for chunk in chunks_of(tensor):  # a transposed view takes minutes unless it is copied
+            yield ir.Tensor(np.ascontiguousarray(chunk), tensor.dtype).tobytes()
 
 
 def slabs(values: npt.NDArray[Any]) -> Iterator[tuple[slice, ...]]:
@@ -158,9 +169,11 @@ class WeightStore:
         """Return the offset of a tensor's bytes in the file; appends them if they are new."""
         if self._index_file is None:
             return self._added(tensor)
-        sums = _Summing()
-        _write(tensor, sums)
-        key = (tensor.nbytes, sums.checksum)
+        checksum, digest = 0, hashlib.blake2b(digest_size=DIGEST_BYTES)
+        for chunk in bytes_of(tensor):
+            checksum = zlib.crc32(chunk, checksum)
+            digest.update(chunk)
+        key = (tensor.nbytes, checksum)
         known = self._index.setdefault(key, [])
         offset = next((each for each in known if self._is_there(tensor, each)), None)
         if offset is None:
@@ -168,7 +181,7 @@ class WeightStore:
             known.append(offset)
             with writing(self._index_file), open_to_append(self._index_file) as index:
                 index.write(f"{offset} {key[0]} {key[1]}\n".encode())
-        self._digests[offset, tensor.nbytes] = sums.digest.digest()
+        self._digests[offset, tensor.nbytes] = digest.digest()
         return offset
 
     def _added(self, tensor: ir.TensorProtocol) -> int:
@@ -177,7 +190,7 @@ class WeightStore:
         offset = -(-self._end // alignment) * alignment
         with writing(self._file), self._file.open("r+b") as file:
             file.seek(offset)
-            _write(tensor, file)
+            file.writelines(bytes_of(tensor))
             self._end = file.tell()
         return offset
 
@@ -193,11 +206,7 @@ class WeightStore:
         """Whether the file holds exactly this tensor at an offset."""
         with open_plain(self._file) as file:
             file.seek(offset)
-            try:
-                _write(tensor, _Comparing(file))
-            except _Different:
-                return False
-        return True
+            return all(file.read(len(chunk)) == chunk for chunk in bytes_of(tensor))
 
 
 def indexed_checksums(weights_file: Path) -> dict[tuple[int, int], set[int]]:
@@ -222,48 +231,6 @@ def _index_lines(file: Path) -> Iterator[tuple[int, int, int]]:
         if len(words) == _INDEX_WORDS:
             offset, length, checksum = map(int, words)
             yield offset, length, checksum
-
-
-class _Different(Exception):
-    """The bytes are not the expected ones."""
-
-
-class _Comparing:
-    """A file-like object for writing that compares with a file that is read."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def write(self, chunk: bytes) -> int:
-        if self._file.read(len(chunk)) != chunk:
-            raise _Different
-        return len(chunk)
-
-
-class _Summing:
-    """A file-like object for writing that computes a checksum and a digest."""
-
-    def __init__(self) -> None:
-        self.checksum = 0
-        self.digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-
-    def write(self, chunk: bytes) -> int:
-        self.checksum = zlib.crc32(chunk, self.checksum)
-        self.digest.update(chunk)
-        return len(chunk)
-
-
-def _write(tensor: ir.TensorProtocol, file: BinaryIO | _Comparing | _Summing) -> None:
-    """Write a tensor's bytes; from one file to another, they are never all in memory."""
-    if isinstance(tensor, ir.ExternalTensor):
-        FileTensor.of(tensor).tofile(file)  # type: ignore[arg-type]
-        return
-    values = tensor.numpy()
-    if values.flags.c_contiguous or tensor.dtype.bitwidth < 8:
-        ir.Tensor(values, tensor.dtype).tofile(file)
-        return
-    for slab in slabs(values):  # a transposed view: copying by element would take minutes
-        ir.Tensor(np.ascontiguousarray(values[slab]), tensor.dtype).tofile(file)
 
 
 @dataclass(frozen=True)
@@ -294,14 +261,19 @@ def constant_of(value: ir.Value | None) -> ir.TensorProtocol | None:
     return ir.convenience.get_const_tensor(value) if is_constant else None
 
 
-def constant_behind(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """Return the constant behind Reshapes and Casts that exporters apply to constants."""
-    for _ in range(_MOST_TRANSPARENT):
+def value_behind(value: ir.Value | None, *through: str) -> ir.Value | None:
+    """Return the value before some of these ops in a row; None if it is left out."""
+    for _ in range(_MOST_IN_A_ROW):
         producer = value.producer() if value is not None else None
-        if producer is None or not is_op(producer, *_TRANSPARENT):
+        if producer is None or not is_op(producer, *through):
             break
         value = producer.inputs[0]
-    return constant_of(value)
+    return value
+
+
+def constant_behind(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """Return the constant behind Reshapes and Casts that exporters apply to constants."""
+    return constant_of(value_behind(value, *_TRANSPARENT))
 
 
 def unread_weights(graph: ir.Graph) -> list[ir.Value]:
