@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from qdqtune.graph._index import results_in
 from qdqtune.graph._op_classes import BODY_TYPES, QDQ_OPS, bodies_of, has_body, is_op
 
 #: Ops with bit-identical results wherever they are computed: they move numbers, or round once, as
@@ -77,14 +76,9 @@ def _read_nothing(node: ir.Node) -> None:
 
 
 @contextmanager
-def body_shapes_kept(model: ir.Model) -> Iterator[None]:
-    """Discard on exit what was inferred about values inside bodies."""
-    before = [
-        (value, value.type, value.shape)
-        for graph in model.graphs()
-        if graph is not model.graph
-        for value in (*graph.inputs, *results_in(graph))
-    ]
+def types_restored(values: Iterable[ir.Value]) -> Iterator[None]:
+    """Restore the types and shapes of values on exit."""
+    before = [(value, value.type, value.shape) for value in values]
     try:
         yield
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -19,17 +19,17 @@ from qdqtune.graph._editing import (
     ROUNDED_ALIKE,
     add_constant,
     bodies_aside,
-    body_shapes_kept,
     drop_unused_nodes,
     given_to_qdq,
     holds_qdq,
     pinned,
     take_over,
+    types_restored,
 )
 from qdqtune.graph._fold_limits import FoldLimits, runaway_nodes
 from qdqtune.graph._index import FreeNames, name_apart_from_bodies, name_nodes, value_names
 from qdqtune.graph._op_classes import CONV_OPS, QDQ_OPS, is_op, is_standard
-from qdqtune.graph._shapes import infer_shapes
+from qdqtune.graph._shapes import infer_shapes, variables
 from qdqtune.graph._validity import first_line
 from qdqtune.graph._weights import retyped, values_of
 from qdqtune.records._errors import ModelError
@@ -46,52 +46,47 @@ _NO_LIMIT = 1 << 62
 _ELSEWHERE = "qdqtune.aside"
 
 
-class WriteKernelShapesPass(ir.passes.InPlacePass):
-    """Gives every Conv its `kernel_shape`.
+def _write_kernel_shapes(graph: ir.Graph) -> bool:
+    """Give every Conv its `kernel_shape`; returns whether anything changed.
 
     The attribute is optional, but TensorRT 8.6 can't infer it from a weight that comes out of a
     DequantizeLinear, and refuses the model.
     """
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Process the main graph."""
-        modified = False
-        for node in model.graph:
-            weight = node.inputs[1] if is_op(node, *CONV_OPS) else None
-            if weight is None or weight.const_value is None or "kernel_shape" in node.attributes:
-                continue
-            window = weight.const_value.shape.numpy()[2:]
-            node.attributes["kernel_shape"] = ir.AttrInt64s("kernel_shape", window)
-            modified = True
-        return ir.passes.PassResult(model, modified)
+    modified = False
+    for node in graph:
+        weight = node.inputs[1] if is_op(node, *CONV_OPS) else None
+        if weight is None or weight.const_value is None or "kernel_shape" in node.attributes:
+            continue
+        window = weight.const_value.shape.numpy()[2:]
+        node.attributes["kernel_shape"] = ir.AttrInt64s("kernel_shape", window)
+        modified = True
+    return modified
 
 
-class FoldConvBiasesPass(ir.passes.InPlacePass):
-    """Folds constants added to the results of Convs into their biases.
+def fold_conv_biases(model: ir.Model, *, keep_qdq: bool = False) -> bool:
+    """Fold constants added to the results of Convs into their biases, in the main graph.
 
     A Conv whose weight is not a plain constant is left alone: it may be quantized, and its result
     must not change in the last bit.
 
     Args:
+        model: The model.
         keep_qdq: Whether to also leave alone Convs that read dequantized values or whose sums are
             quantized.
+
+    Returns:
+        Whether anything changed.
     """
-
-    def __init__(self, *, keep_qdq: bool = False) -> None:
-        self._keep_qdq = keep_qdq
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Process the main graph."""
-        names = FreeNames(value_names(model))
-        modified = False
-        for node in model.graph:
-            if not is_op(node, "Add") or (found := _conv_and_bias(node)) is None:
-                continue
-            conv, bias = found
-            if not (self._keep_qdq and _touches_qdq(conv, node)):
-                _absorb(node, conv, bias, names.new(f"{conv.name}_bias"))
-                modified = True
-        return ir.passes.PassResult(model, modified)
+    names = FreeNames(value_names(model))
+    modified = False
+    for node in model.graph:
+        if not is_op(node, "Add") or (found := _conv_and_bias(node)) is None:
+            continue
+        conv, bias = found
+        if not (keep_qdq and _touches_qdq(conv, node)):
+            _absorb(node, conv, bias, names.new(f"{conv.name}_bias"))
+            modified = True
+    return modified
 
 
 def _touches_qdq(conv: ir.Node, add: ir.Node) -> bool:
@@ -168,14 +163,14 @@ def fold(model: ir.Model, *, keep_qdq: bool = False) -> bool:
     Raises:
         ModelError: If onnxscript or onnx_ir can't process the model.
     """
-    with _complaints(), body_shapes_kept(model):
+    with _complaints(), types_restored(_body_values(model)):
         ready = _make_ready(model)
         folded = _fold_constants(model, keep_qdq=keep_qdq)
         with pinned(model, when=keep_qdq):
             with bodies_aside(model):
-                fused = _FoldBatchNormsPass()(model).modified
-                added = FoldConvBiasesPass(keep_qdq=keep_qdq)(model).modified
-                written = WriteKernelShapesPass()(model).modified
+                fused = _fold_batchnorms(model)
+                added = fold_conv_biases(model, keep_qdq=keep_qdq)
+                written = _write_kernel_shapes(model.graph)
             modified = ready or folded or fused or added or written
             if modified:
                 drop_unused_nodes(model)
@@ -200,9 +195,13 @@ def make_ready(model: ir.Model) -> bool:
     Raises:
         ModelError: If onnxscript or onnx_ir can't process the model.
     """
-    with _complaints(), body_shapes_kept(model):
+    with _complaints(), types_restored(_body_values(model)):
         ready = _make_ready(model)
-        return WriteKernelShapesPass()(model).modified or ready
+        return _write_kernel_shapes(model.graph) or ready
+
+
+def _body_values(model: ir.Model) -> list[ir.Value]:
+    return variables(graph for graph in model.graphs() if graph is not model.graph)
 
 
 @contextmanager
@@ -242,6 +241,13 @@ def _fold_constants(model: ir.Model, *, keep_qdq: bool) -> bool:
     def is_decided(node: ir.Node) -> bool:
         return _is_decided(node) and not (keep_qdq and holds_qdq(node))
 
+    def may_fold(node: ir.Node) -> bool:
+        if not is_standard(node) or node.op_type in QDQ_OPS or node in without_body:
+            return False
+        if node.outputs[0] in guarded and node.op_type not in ROUNDED_ALIKE:
+            return False
+        return limits.allow(node)
+
     modified = False
     decided = frozenset(filter(is_decided, model.graph))
     while True:
@@ -253,26 +259,13 @@ def _fold_constants(model: ir.Model, *, keep_qdq: bool) -> bool:
             result = optimizer.fold_constants(
                 model,
                 onnx_shape_inference=False,
-                should_fold=_chooser(limits, guarded, without_body),
+                should_fold=may_fold,
                 output_size_limit=_NO_LIMIT,
             )
         modified |= bool(result.modified)
         before, decided = decided, frozenset(filter(is_decided, model.graph))
         if decided <= before:  # the remaining ones can't be replaced
             return modified
-
-
-def _chooser(
-    limits: FoldLimits, guarded: frozenset[ir.Value], without_body: frozenset[ir.Node]
-) -> Callable[[ir.Node], bool]:
-    def may_fold(node: ir.Node) -> bool:
-        if not is_standard(node) or node.op_type in QDQ_OPS or node in without_body:
-            return False
-        if node.outputs[0] in guarded and node.op_type not in ROUNDED_ALIKE:
-            return False
-        return limits.allow(node)
-
-    return may_fold
 
 
 def _is_decided(node: ir.Node) -> bool:
@@ -293,31 +286,29 @@ def _keep_precision(node: ir.Node) -> None:
             value.dtype = data.dtype
 
 
-class _FoldBatchNormsPass(ir.passes.InPlacePass):
-    """Folds BatchNorms into the weighted op before them, which keeps its name."""
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        # A rewritten node takes over the output of the absorbed BatchNorm, which leads to its name.
-        absorbed = {}
-        norms = [node for node in model.graph if is_op(node, "BatchNormalization")]
-        for node in norms:
-            producer = node.inputs[0].producer() if node.inputs[0] is not None else None
-            if producer is not None:
-                absorbed[node.outputs[0].name] = producer.name
-        if not absorbed:
-            return ir.passes.PassResult(model, modified=False)
-        before = len(model.graph)
-        # onnxscript 0.7 also folds those that use batch statistics.
-        with _aside(node for node in norms if _is_training(node)):
-            rewriter.RewritePass(list(_BATCHNORM_RULES))(model)
-        passes.RemoveUnusedNodesPass()(model)
-        kept = {node.name for node in model.graph}
-        for node in model.graph:
-            name = absorbed.get(node.outputs[0].name)
-            if name is not None and name not in kept:
-                node.name = name
-                _keep_precision(node)
-        return ir.passes.PassResult(model, modified=len(model.graph) != before)
+def _fold_batchnorms(model: ir.Model) -> bool:
+    """Fold BatchNorms into the weighted op before them, which keeps its name."""
+    # A rewritten node takes over the output of the absorbed BatchNorm, which leads to its name.
+    absorbed = {}
+    norms = [node for node in model.graph if is_op(node, "BatchNormalization")]
+    for node in norms:
+        producer = node.inputs[0].producer() if node.inputs[0] is not None else None
+        if producer is not None:
+            absorbed[node.outputs[0].name] = producer.name
+    if not absorbed:
+        return False
+    before = len(model.graph)
+    # onnxscript 0.7 also folds those that use batch statistics.
+    with _aside(node for node in norms if _is_training(node)):
+        rewriter.RewritePass(list(_BATCHNORM_RULES))(model)
+    passes.RemoveUnusedNodesPass()(model)
+    kept = {node.name for node in model.graph}
+    for node in model.graph:
+        name = absorbed.get(node.outputs[0].name)
+        if name is not None and name not in kept:
+            node.name = name
+            _keep_precision(node)
+    return len(model.graph) != before
 
 
 @contextmanager

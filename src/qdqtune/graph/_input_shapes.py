@@ -12,7 +12,7 @@ import difflib
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 
 import onnx_ir as ir
@@ -187,17 +187,17 @@ def bind_dims(
         UsageError: If the request names unknown inputs or dims, or contradicts the model or itself.
     """
     shapes = {input_named(inputs, name): shape for name, shape in request.shapes.items()}
-    sizes = _Sizes(inputs)
-    for symbol, number in request.dims.items():
-        sizes.bind_known(symbol, number)
+    said = [(symbol, size, f"--dim {symbol}={size}") for symbol, size in request.dims.items()]
+    for symbol in request.dims:
+        _check_symbol(symbol, inputs)
     for name, shape in shapes.items():
         _check_shape(name, inputs[name], shape, change_fixed)
         for axis, (dim, size) in enumerate(zip(inputs[name] or (), shape, strict=False)):
             if isinstance(dim, str) and size is not None:
-                sizes.bind(dim, size, f"{name}[{axis}]")
-    sizes.check_expressions()
+                said.append((dim, size, f"{name}[{axis}]"))
+    sizes = _agreed_sizes(said)
     return {
-        name: sizes.fill(dims, shapes.get(name, ())) if dims is not None else shapes.get(name)
+        name: _filled(dims, shapes.get(name, ()), sizes) if dims is not None else shapes.get(name)
         for name, dims in inputs.items()
     }
 
@@ -258,59 +258,60 @@ def input_named(inputs: Inputs, name: str) -> str:
     return next(iter(inputs))
 
 
-class _Sizes:
-    """Sizes of symbols, and where each comes from."""
+def _check_symbol(symbol: str, inputs: Inputs) -> None:
+    symbols = symbols_of(inputs)
+    if symbol in symbols or symbol in _texts(inputs):
+        return
+    close = difflib.get_close_matches(symbol, symbols, n=1)
+    hint = f"Did you mean {close[0]!r}? " if close else ""
+    there = f"Symbols: {', '.join(symbols)}." if symbols else ""
+    raise UsageError(
+        f"No dim of an input is called {symbol!r}.",
+        hint + (there or "No dim has a name: give whole shapes, --shapes NAME:1x3x8x8."),
+    )
 
-    def __init__(self, inputs: Inputs) -> None:
-        self._texts = _texts(inputs)
-        self._symbols = symbols_of(inputs)
-        self._sizes: dict[str, int] = {}
-        self._said: dict[str, str] = {}
 
-    def bind_known(self, symbol: str, size: int) -> None:
-        """Record a size that the user gave for a symbol."""
-        if symbol not in self._symbols and symbol not in self._texts:
-            close = difflib.get_close_matches(symbol, self._symbols, n=1)
-            hint = f"Did you mean {close[0]!r}? " if close else ""
-            there = f"Symbols: {', '.join(self._symbols)}." if self._symbols else ""
-            raise UsageError(
-                f"No dim of an input is called {symbol!r}.",
-                hint + (there or "No dim has a name: give whole shapes, --shapes NAME:1x3x8x8."),
-            )
-        self.bind(symbol, size, f"--dim {symbol}={size}")
+def _agreed_sizes(said: Iterable[tuple[str, int, str]]) -> dict[str, int]:
+    """Return the sizes of symbols and whole expressions.
 
-    def bind(self, symbol: str, size: int, where: str) -> None:
-        """Record a size for a symbol or a whole expression."""
-        known = self._sizes.setdefault(symbol, size)
-        said = self._said.setdefault(symbol, where)
+    Args:
+        said: Each symbol or expression with its size, and where that is from.
+
+    Raises:
+        UsageError: If they contradict each other.
+    """
+    sizes: dict[str, int] = {}
+    places: dict[str, str] = {}
+    for text, size, where in said:
+        known, place = sizes.setdefault(text, size), places.setdefault(text, where)
         if known != size:
             raise UsageError(
-                f"The dim {symbol!r} is {known} by {said}, but {size} by {where}.",
+                f"The dim {text!r} is {known} by {place}, but {size} by {where}.",
                 "A symbol has the same size wherever it stands.",
             )
+    for text, size in sizes.items():
+        others = {symbol: number for symbol, number in sizes.items() if symbol != text}
+        expected = evaluate(text, others)
+        if expected not in (None, size):
+            raise UsageError(
+                f"The dim {text!r} is {size} by {places[text]}, but {expected} by the sizes of its "
+                "symbols.",
+                "Leave one of them out.",
+            )
+    return sizes
 
-    def check_expressions(self) -> None:
-        """Make sure that sizes given for expressions agree with those of their symbols."""
-        for text in self._texts:
-            others = {symbol: size for symbol, size in self._sizes.items() if symbol != text}
-            expected = evaluate(text, others)
-            if text in self._sizes and expected not in (None, self._sizes[text]):
-                raise UsageError(
-                    f"The dim {text!r} is {self._sizes[text]} by {self._said[text]}, but "
-                    f"{expected} by the sizes of its symbols.",
-                    "Leave one of them out.",
-                )
 
-    def fill(self, dims: Dims, given: Sequence[int | None]) -> Dims:
-        """Return the dims with every known size filled in."""
-        sizes = [*given] or [None] * len(dims)
-        return tuple(
-            size if size is not None else self._bound(dim)
-            for dim, size in zip(dims, sizes, strict=True)
-        )
+def _filled(dims: Dims, given: Sequence[int | None], sizes: Mapping[str, int]) -> Dims:
+    """Return the dims with every known size filled in."""
+    return tuple(
+        size if size is not None else bound_dim(dim, sizes)
+        for dim, size in zip(dims, given or [None] * len(dims), strict=True)
+    )
 
-    def _bound(self, dim: Dim) -> Dim:
-        return (evaluate(dim, self._sizes) or dim) if isinstance(dim, str) else dim
+
+def bound_dim(dim: Dim, sizes: Mapping[str, int]) -> Dim:
+    """Return a dim's size if those of its symbols are known, else the dim."""
+    return (evaluate(dim, sizes) or dim) if isinstance(dim, str) else dim
 
 
 def _texts(inputs: Inputs) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
+from qdqtune.graph._editing import types_restored
 from qdqtune.graph._input_shapes import (
     Dim,
     Dims,
@@ -22,8 +23,8 @@ from qdqtune.graph._input_shapes import (
     symbols_in,
     symbols_of,
 )
-from qdqtune.graph._op_classes import input_at, is_op, weight_axis
-from qdqtune.graph._shapes import set_input_dims, shapes_restored, variables
+from qdqtune.graph._op_classes import input_at, is_op, uses_behind, weight_axis
+from qdqtune.graph._shapes import set_input_dims, variables
 from qdqtune.records._errors import ModelError, UsageError
 from qdqtune.records._inputs import InputRequest, shape_text
 from qdqtune.records._untrusted_files import size_text
@@ -126,10 +127,11 @@ def check_fits(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> None:
     if limit is None:
         return
     sizes = {value: shapes.get(value.name or "") for value in model_inputs(model)}
-    with shapes_restored(model):
-        if any(_fixed_dims(value) is None for value in variables(model) if value.name):
+    values = variables(model.graphs())
+    with types_restored(values):
+        if any(_fixed_dims(value) is None for value in values if value.name):
             set_input_dims(model, shapes)
-        sizes |= {value: _fixed_dims(value) for value in variables(model) if value not in sizes}
+        sizes |= {value: _fixed_dims(value) for value in values if value not in sizes}
     for value, dims in sizes.items():
         nbytes = math.prod(dims) * _bits(value) // 8 if dims is not None else 0
         if nbytes > limit:
@@ -293,18 +295,12 @@ def _by_place(value: ir.Value, axis: int) -> int:
 def _by_weights(value: ir.Value, axis: int) -> int | None:
     """Return the size that the first op with weights requires on this axis, if it does."""
     rank = len(value.shape) if value.shape is not None else 0
-    pending, seen = [value], {value}
-    while pending:
-        for user, position in pending.pop().uses():
-            if position != 0:
-                continue
-            asked = _asked_by(user, rank, axis)
-            if asked is not None:
-                return asked
-            if is_op(user, *_SAME_LAYOUT) and user.outputs[0] not in seen:
-                seen.add(user.outputs[0])
-                pending.append(user.outputs[0])
-    return None
+    asked = (
+        _asked_by(user, rank, axis)
+        for user, position in uses_behind(value, *_SAME_LAYOUT)
+        if position == 0
+    )
+    return next((size for size in asked if size is not None), None)
 
 
 def _asked_by(node: ir.Node, rank: int, axis: int) -> int | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -15,13 +15,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from qdqtune.graph._editing import add_constant, types_restored
 from qdqtune.graph._index import FreeNames, results_in, value_names, values_in
 from qdqtune.graph._input_shapes import (
     Dim,
     Dims,
     Inputs,
+    bound_dim,
     dims_of,
-    evaluate,
     input_dims,
     model_inputs,
 )
@@ -40,20 +41,27 @@ _ROOM_BYTES = 256 << 20
 _TIMES_FILE = 64
 
 
-def infer_shapes(model: ir.Model) -> bool:
+def infer_shapes(model: ir.Model) -> None:
     """Run ONNX's shape inference on the model in place; weights are not touched or copied.
 
-    Returns:
-        Whether anything new was inferred; if inference fails, nothing is.
+    If inference fails, the model stays as it is.
     """
-    with _open_dims(model):
+    inputs = [value for value in model_inputs(model) if _has_negative_dims(value)]
+    with types_restored(inputs):
+        # Inference would compute with the -1 that stands for an unknown dim.
+        for value in inputs:
+            value.shape = ir.Shape(dims_of(value) or ())
         with _weights_as_inputs(model):
             proto: onnx.ModelProto = ir.to_proto(model)
         answer = _inferred(proto, follow_values=True) or _inferred(proto, follow_values=False)
-        if answer is not None:
-            return _merge(model, onnx.ModelProto.FromString(answer))
-    _logger.debug("shape inference failed; what the model says itself has to do")
-    return False
+        if answer is None:
+            _logger.debug("shape inference failed; what the model says itself has to do")
+        else:
+            _merge(model, onnx.ModelProto.FromString(answer))
+
+
+def _has_negative_dims(value: ir.Value) -> bool:
+    return any(isinstance(dim, int) and dim < 0 for dim in value.shape or ())
 
 
 def _inferred(proto: onnx.ModelProto, *, follow_values: bool) -> bytes | None:
@@ -70,8 +78,7 @@ def _inferred(proto: onnx.ModelProto, *, follow_values: bool) -> bytes | None:
     )
 
 
-def _merge(model: ir.Model, inferred: onnx.ModelProto) -> bool:
-    modified = False
+def _merge(model: ir.Model, inferred: onnx.ModelProto) -> None:
     pending = [(model.graph, inferred.graph)]
     while pending:
         graph, told = pending.pop()
@@ -79,27 +86,23 @@ def _merge(model: ir.Model, inferred: onnx.ModelProto) -> bool:
         for info in (*told.input, *told.output, *told.value_info):
             # A constant has its own type and shape.
             if info.name in values and not _is_known_constant(values[info.name]):
-                found = ir.serde.deserialize_value_info_proto(info, None)
-                modified |= _learn(values[info.name], found)
+                _learn(values[info.name], ir.serde.deserialize_value_info_proto(info, None))
         for node, proto in zip(graph, told.node, strict=True):
             pending += (
                 (node.attributes[attribute.name].as_graph(), attribute.g)
                 for attribute in proto.attribute
                 if attribute.HasField("g")
             )
-    return modified
 
 
-def _learn(value: ir.Value, found: ir.Value) -> bool:
-    """Copy what was inferred about a value; returns whether that is new."""
-    known = (value.shape, value.type)
+def _learn(value: ir.Value, found: ir.Value) -> None:
+    """Copy what was inferred about a value."""
     if found.shape is not None and found.shape != value.shape:
         value.shape = found.shape
     if found.type is not None and value.type is None:
         value.type = found.type  # not always a tensor's: a dtype alone would make it one
     elif found.dtype is not None and found.dtype != value.dtype:
         value.dtype = found.dtype
-    return (value.shape, value.type) != known
 
 
 def _is_known_constant(value: ir.Value) -> bool:
@@ -141,37 +144,8 @@ def _weights_as_inputs(model: ir.Model) -> Iterator[None]:
         graph.inputs.extend(inputs)
 
 
-@contextmanager
-def _open_dims(model: ir.Model) -> Iterator[None]:
-    """Write dims of -1 as unknown ones temporarily: inference would compute with the number."""
-    negative = [
-        (value, value.shape)
-        for value in model_inputs(model)
-        if value.shape is not None and any(isinstance(d, int) and d < 0 for d in value.shape)
-    ]
-    try:
-        for value, _ in negative:
-            value.shape = ir.Shape(dims_of(value) or ())
-        yield
-    finally:
-        for value, shape in negative:
-            value.shape = shape
-
-
-@contextmanager
-def shapes_restored(model: ir.Model) -> Iterator[None]:
-    """Restore on exit the shapes of all values that are not constants, including bodies."""
-    before = [(value, value.shape) for value in variables(model)]
-    try:
-        yield
-    finally:
-        for value, shape in before:
-            value.shape = shape
-
-
-def variables(model: ir.Model) -> list[ir.Value]:
-    """Return every value that is not a constant, including bodies."""
-    graphs = list(model.graphs())
+def variables(graphs: Iterable[ir.Graph]) -> list[ir.Value]:
+    """Return every value of some graphs that is not a constant, without bodies in them."""
     return [value for graph in graphs for value in (*graph.inputs, *results_in(graph))]
 
 
@@ -186,11 +160,9 @@ def at_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> Iterator[
         model: The model; on exit, every shape is restored.
         shapes: The shape of every input that must be fed.
     """
-    signature = [(value, value.shape) for value in (*model.graph.inputs, *model.graph.outputs)]
-    with shapes_restored(model):
-        set_input_dims(model, shapes)
-        for value, shape in signature:
-            value.shape = shape
+    with types_restored(variables(model.graphs())):
+        with types_restored((*model.graph.inputs, *model.graph.outputs)):
+            set_input_dims(model, shapes)
         yield
 
 
@@ -214,7 +186,7 @@ def set_input_dims(
         if new is not None:
             value.shape = ir.Shape(new)
     declared = {}
-    for value in variables(model):
+    for value in variables(model.graphs()):
         is_body_input = value.producer() is None and value.graph is not model.graph
         computed = value.producer() is not None or (stale and is_body_input)
         if computed and value.shape is not None:
@@ -239,9 +211,7 @@ def _sizes_of_symbols(model: ir.Model, dims: Mapping[str, Sequence[Dim]]) -> dic
 
 def _fill(value: ir.Value, declared: Sequence[Dim], sizes: Mapping[str, int]) -> bool:
     """Fill in declared dims where inference found nothing; returns whether it did."""
-    bound: list[Dim] = [
-        (evaluate(dim, sizes) or dim) if isinstance(dim, str) else dim for dim in declared
-    ]
+    bound = [bound_dim(dim, sizes) for dim in declared]
     found = value.shape
     if found is None:
         value.shape = ir.Shape(bound)
@@ -350,33 +320,44 @@ def propagate_batch(model: ir.Model, change: BatchChange) -> tuple[str, ...]:
     Returns:
         Names of the Reshape nodes that were changed.
     """
-    declared = input_dims(model)
+    graph, declared = model.graph, input_dims(model)
     marked: dict[str, Dims] = {
         name: (_MARKER_BATCH, *(declared[name] or ())[1:]) for name in change.names
     }
     names = FreeNames(value_names(model))
-    reshapes = [
-        _Reshape(model, node, names) for node in model.graph if _starts_with(node, change.old)
-    ]
-    with shapes_restored(model):
+    targets = {node: _target(node) for node in graph if _starts_with(node, change.old)}
+    # Other readers of a target keep the old one.
+    own = {
+        node: add_constant(graph, names.new(f"{target.name}_batch"), _starting(target, change.old))
+        for node, target in targets.items()
+    }
+
+    def put(nodes: Collection[ir.Node], leading: int) -> None:
+        for node in nodes:
+            own[node].const_value = _starting(targets[node], leading)
+        set_input_dims(model, marked, stale=True)
+
+    for node, value in own.items():
+        node.replace_input_with(1, value)
+    with types_restored(variables(model.graphs())):
         # They may form a chain, so proving them one by one would take an inference for each. All
         # get the new batch at once, and those that turn out not to have it are reverted.
-        for reshape in reshapes:
-            reshape.put(_MARKER_BATCH)
-        set_input_dims(model, marked, stale=True)
-        while wrong := [reshape for reshape in reshapes if reshape.is_put and not reshape.is_batch]:
-            for reshape in wrong:
-                reshape.undo()
-            set_input_dims(model, marked, stale=True)
-        while found := [reshape for reshape in reshapes if not reshape.is_put and reshape.is_batch]:
-            for reshape in found:
-                reshape.put(_MARKER_BATCH)
-            set_input_dims(model, marked, stale=True)
-    changed = [reshape for reshape in reshapes if reshape.is_put]
-    for reshape in changed:
-        reshape.put(change.new)
-        reshape.keep()
-    return tuple(reshape.node.name or "" for reshape in changed)
+        batched = set(targets)
+        put(batched, _MARKER_BATCH)
+        while wrong := {node for node in batched if not _reads_batch(node)}:
+            batched -= wrong
+            put(wrong, change.old)
+        while found := {node for node in targets.keys() - batched if _reads_batch(node)}:
+            batched |= found
+            put(found, _MARKER_BATCH)
+    for node in targets.keys() - batched:
+        node.replace_input_with(1, targets[node])
+        graph.initializers.pop(own[node].name or "")
+    for node in batched:
+        own[node].const_value = _starting(targets[node], change.new)
+    for target in {targets[node] for node in batched}:
+        _remove_if_unread(target, graph)
+    return tuple(node.name or "" for node in targets if node in batched)
 
 
 def _starts_with(node: ir.Node, batch: int) -> bool:
@@ -389,52 +370,33 @@ def _starts_with(node: ir.Node, batch: int) -> bool:
     return tensor is not None and tensor.size > 0 and int(tensor.numpy()[0]) == batch
 
 
-class _Reshape:
-    """A Reshape that can get its own target; other readers of the constant keep the old one."""
+def _target(reshape: ir.Node) -> ir.Value:
+    target = reshape.inputs[1]
+    assert target is not None
+    return target
 
-    def __init__(self, model: ir.Model, node: ir.Node, names: FreeNames) -> None:
-        target, tensor = node.inputs[1], constant_of(node.inputs[1])
-        assert target is not None
-        assert tensor is not None
-        self.node = node
-        self._graph = model.graph
-        self._original = target
-        self._tensor = tensor
-        name = names.new(f"{target.name}_batch")
-        self._own = ir.val(name, const_value=tensor)
 
-    @property
-    def is_put(self) -> bool:
-        """Whether it has its own target."""
-        return self.node.inputs[1] is self._own
+def _starting(target: ir.Value, leading: int) -> ir.TensorProtocol:
+    """Return the target of a Reshape with another first number."""
+    tensor = constant_of(target)
+    assert tensor is not None
+    entries = np.array(tensor.numpy())
+    entries[0] = leading
+    return ir.Tensor(entries, tensor.dtype)
 
-    @property
-    def is_batch(self) -> bool:
-        """Whether its input starts with the batch, by the current shapes."""
-        data = self.node.inputs[0]
-        shape = data.shape if data is not None else None
-        return shape is not None and len(shape) > 0 and shape[0] == _MARKER_BATCH
 
-    def put(self, leading: int) -> None:
-        """Make the target start with this number."""
-        entries = np.array(self._tensor.numpy())
-        entries[0] = leading
-        self._own.const_value = ir.Tensor(entries, self._tensor.dtype, name=self._own.name)
-        if not self.is_put:
-            self._graph.register_initializer(self._own)
-            self.node.replace_input_with(1, self._own)
+def _reads_batch(reshape: ir.Node) -> bool:
+    """Whether the input of a Reshape starts with the marker, by the current shapes."""
+    data = reshape.inputs[0]
+    shape = data.shape if data is not None else None
+    return shape is not None and len(shape) > 0 and shape[0] == _MARKER_BATCH
 
-    def undo(self) -> None:
-        """Restore the previous target."""
-        self.node.replace_input_with(1, self._original)
-        self._graph.initializers.pop(self._own.name or "")
 
-    def keep(self) -> None:
-        """Remove the previous target if nothing reads it."""
-        old, producer = self._original, self._original.producer()
-        if old.uses() or old.is_graph_output() or old.is_graph_input():
-            return
-        if producer is not None:
-            self._graph.remove(producer, safe=True)
-        elif old.is_initializer():
-            self._graph.initializers.pop(old.name or "")
+def _remove_if_unread(constant: ir.Value, graph: ir.Graph) -> None:
+    producer = constant.producer()
+    if constant.uses() or constant.is_graph_output() or constant.is_graph_input():
+        return
+    if producer is not None:
+        graph.remove(producer, safe=True)
+    elif constant.is_initializer():
+        graph.initializers.pop(constant.name or "")
