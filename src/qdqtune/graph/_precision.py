@@ -40,11 +40,8 @@ class Plan:
     """The types of a converted model.
 
     Args:
-        model: The model, with named nodes and inferred types.
-        change: The types to replace.
+        keeper: Finds the nodes that keep their types.
         keep_io: Whether inputs and outputs keep their types.
-        keep_nodes: Names of nodes to keep.
-        keep_ops: Op types to keep.
 
     Attributes:
         kept: Name to reason for kept nodes.
@@ -52,24 +49,12 @@ class Plan:
         saturated: Names of constants whose values are clipped to the new range: masks and bounds.
         given: The new type of every affected value; of a constant, readers of another type get a
             copy.
-
-    Raises:
-        UsageError: If a node does not exist.
     """
 
-    def __init__(
-        self,
-        model: ir.Model,
-        change: Change,
-        *,
-        keep_io: bool,
-        keep_nodes: Collection[str],
-        keep_ops: Collection[str],
-    ) -> None:
-        self.change = change
-        self._graph = model.graph
+    def __init__(self, keeper: Keeper, *, keep_io: bool) -> None:
+        change = self.change = keeper.change
+        self._graph = keeper.model.graph
         self._keep_io = keep_io
-        keeper = Keeper(model, change, keep_nodes, keep_ops)
         self._slots = keeper.slots
         self.kept = keeper.kept()
         self._stays = set(self.kept)
@@ -117,18 +102,16 @@ class Plan:
         return self._slots.get(node, Slots(whole=True))
 
     def _new_type(self, value: ir.Value) -> ir.DataType:
-        """Return a value's new type: readers decide for constants and nodes that choose."""
-        producer = value.producer()
-        is_free = constant_of(value) is not None
-        if producer is not None and not is_free:
+        producer, old = value.producer(), dtype_of(value)
+        if constant_of(value) is not None:
+            changes = True
+        elif producer is None:
+            changes = not self._keep_io
+        else:
             movable = self._slots_of(producer).outputs if producer.name not in self._stays else ()
             changes = value.index() in movable
-            is_free = changes and chooses_type(producer)
-        else:
-            changes = not self._keep_io
-        if is_free:
+        if changes and _readers_decide(value):
             changes = self._wanted_types(value) == {self.change.target}
-        old = dtype_of(value)
         assert old is not None
         return self.change.target if changes else old
 
@@ -163,16 +146,21 @@ class Plan:
         return is_op(node, *_PASSTHROUGH_OPS) or not found.outputs
 
     def _is_among_staying(self, node: ir.Node) -> bool:
-        variables = [value for value in node.inputs if constant_of(value) is None]
         return all(
             self._new_type(value) == dtype_of(value)
-            for value in variables
-            if value is not None and self.change.concerns(value)
+            for value in node.inputs
+            if value is not None and self.change.concerns(value) and not _readers_decide(value)
         ) and not any(
             self.change.target in self._wanted_types(value)
             for value in node.outputs
             if self.change.concerns(value)
         )
+
+
+def _readers_decide(value: ir.Value) -> bool:
+    """Whether a value's type follows its readers: a constant's, or one that a node chooses."""
+    producer = value.producer()
+    return constant_of(value) is not None or (producer is not None and chooses_type(producer))
 
 
 class Retyping:
@@ -360,7 +348,7 @@ def convert_precision(
             continue
         sensitive = SENSITIVE_OPS if change.target in HALF_TYPES else ()
         ops = sensitive if keep_ops is None else keep_ops
-        plan = Plan(model, change, keep_io=keep_io, keep_nodes=keep_nodes, keep_ops=ops)
+        plan = Plan(Keeper(model, change, keep_nodes, ops), keep_io=keep_io)
         modified = Retyping(model, plan).apply()
         report = replace(
             report,

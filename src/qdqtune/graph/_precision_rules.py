@@ -26,12 +26,14 @@ from qdqtune.graph._op_classes import (
     has_body,
     is_op,
     is_standard,
+    uses_behind,
 )
 from qdqtune.graph._weights import (
     Magnitudes,
     constant_behind,
     constant_of,
     magnitudes,
+    value_behind,
 )
 from qdqtune.records._errors import UsageError
 from qdqtune.records._precision import Precision
@@ -201,15 +203,6 @@ _INTEGER_SUMS = ("ConvInteger", "MatMulInteger")
 Named = Iterator[tuple[ir.Node, str]]
 
 
-def behind_casts(value: ir.Value) -> ir.Value:
-    """Return the value before one or more Casts."""
-    producer = value.producer()
-    while producer is not None and is_op(producer, "Cast") and producer.inputs[0] is not None:
-        value = producer.inputs[0]
-        producer = value.producer()
-    return value
-
-
 def is_square(node: ir.Node) -> bool:
     """Whether the node raises its input to a power greater than 1."""
     if is_op(node, "Mul"):
@@ -222,13 +215,8 @@ def is_square(node: ir.Node) -> bool:
 
 def readers(node: ir.Node) -> Iterator[ir.Node]:
     """Yield the readers of the node's results, looking through Casts."""
-    pending = list(node.outputs)
-    while pending:
-        for user, _ in pending.pop().uses():
-            if is_op(user, "Cast"):
-                pending += user.outputs
-            else:
-                yield user
+    for output in node.outputs:
+        yield from (user for user, _ in uses_behind(output, "Cast") if not is_op(user, "Cast"))
 
 
 def towards_division(node: ir.Node) -> Iterator[ir.Node]:
@@ -284,6 +272,8 @@ class Keeper:
         keep_ops: Op types to keep in any case.
 
     Attributes:
+        model: As passed.
+        change: As passed.
         slots: Inputs and outputs that may change, by node.
         saturating: Constants whose values beyond the range are masks or bounds.
 
@@ -298,8 +288,8 @@ class Keeper:
         keep_nodes: Collection[str],
         keep_ops: Collection[str],
     ) -> None:
-        self._model = model
-        self._change = change
+        self.model = model
+        self.change = change
         self._nodes = [node for node in model.graph if not is_op(node, "Constant")]
         self._keep_nodes = frozenset(keep_nodes)
         self._keep_ops = frozenset(keep_ops)
@@ -311,7 +301,7 @@ class Keeper:
     def kept(self) -> dict[str, str]:
         """Return the kept nodes: name to reason."""
         rules: list[Callable[[], Named]] = [self._unfit]
-        if self._change.target != ir.DataType.FLOAT:
+        if self.change.target != ir.DataType.FLOAT:
             rules += [self._scales, self._sums_of_squares, self._constants]
             rules += [self._integer_sums, self._exact_numbers]
         reasons: dict[str, str] = {}
@@ -321,10 +311,7 @@ class Keeper:
         return reasons
 
     def _unfit(self) -> Named:
-        for node in self._nodes:
-            reason = self._why_unfit(node)
-            if reason:
-                yield node, reason
+        return ((node, why) for node in self._nodes if (why := self._why_unfit(node)))
 
     def _why_unfit(self, node: ir.Node) -> str:
         """Return why a node can't change, or was asked to stay; empty if neither."""
@@ -332,7 +319,7 @@ class Keeper:
         values += [value for value in node.outputs if value.uses() or value.is_graph_output()]
         if has_body(node):
             return "control flow"
-        if node.op_identifier() in self._model.functions:
+        if node.op_identifier() in self.model.functions:
             return "a function of the model"
         if not is_standard(node):
             return f"an op of {node.domain}"
@@ -343,13 +330,13 @@ class Keeper:
         if is_op(node, *self._keep_ops):
             return f"{node.op_type} is sensitive to rounding, or was asked for"
         if not self.slots[node].whole:
-            name = self._change.target.name.lower()
-            return f"{node.op_type} has no {name} form in opset {self._change.opset}"
+            name = self.change.target.name.lower()
+            return f"{node.op_type} has no {name} form in opset {self.change.opset}"
         return ""
 
     def _scales(self) -> Named:
         """Q/DQ whose scale would not survive."""
-        target = self._change.target
+        target = self.change.target
         for node in self._nodes:
             if not is_op(node, QUANTIZE, DEQUANTIZE):
                 continue
@@ -360,7 +347,7 @@ class Keeper:
                 yield node, "its scale is not a constant"
             elif dtype == ir.DataType.INT32:
                 yield node, "an int32 bias: its scale is a product of two"
-            elif node.inputs[1] is not None and self._change.concerns(node.inputs[1]):
+            elif node.inputs[1] is not None and self.change.concerns(node.inputs[1]):
                 scale = self._magnitudes(node.inputs[1], tensor)
                 if scale.least < float(target.tiny):
                     yield node, f"its scale is too small for {target.name.lower()}"
@@ -370,9 +357,10 @@ class Keeper:
     def _sums_of_squares(self) -> Named:
         reason = "a sum of squares, or what is divided by it"
         for node in self._nodes:
-            if not is_op(node, *_SUMS) or node.inputs[0] is None:
+            if not is_op(node, *_SUMS):
                 continue
-            square = behind_casts(node.inputs[0]).producer()
+            source = value_behind(node.inputs[0], "Cast")
+            square = source.producer() if source is not None else None
             if square is not None and is_square(square):
                 yield square, reason
                 yield node, reason
@@ -380,23 +368,23 @@ class Keeper:
                     yield follower, reason
 
     def _constants(self) -> Named:
-        name = self._change.target.name.lower()
+        name = self.change.target.name.lower()
         for node in self._nodes:
             if is_op(node, QUANTIZE, DEQUANTIZE):
                 continue
             for position, value in enumerate(node.inputs):
                 tensor = constant_behind(value)
-                if value is None or tensor is None or not self._change.concerns(value):
+                if value is None or tensor is None or not self.change.concerns(value):
                     continue
                 if takes_any_type(node, position):
                     continue
                 numbers = self._magnitudes(value, tensor)
-                if numbers.most > float(self._change.target.max):
+                if numbers.most > float(self.change.target.max):
                     if is_masking(node, numbers):
                         self.saturating.add(value)
                     else:
                         yield node, f"a constant too large for {name}"
-                elif 0.0 < numbers.most < float(self._change.target.tiny) and needs_digits(
+                elif 0.0 < numbers.most < float(self.change.target.tiny) and needs_digits(
                     node, position, numbers
                 ):
                     yield node, f"a constant too small for {name}"
@@ -424,7 +412,7 @@ class Keeper:
         for node in self._nodes:
             found = self.slots[node]
             reading = [value for value in node.inputs if value in static]
-            if is_op(node, *_EXACT) and reading and self._change.concerns(node.inputs[0]):
+            if is_op(node, *_EXACT) and reading and self.change.concerns(node.inputs[0]):
                 yield node, "exact numbers, computed from integers"
                 pending += reading
             elif gives_integers(node):
@@ -435,7 +423,7 @@ class Keeper:
         while pending:
             value = pending.pop()
             producer = value.producer()
-            if value in seen or producer is None or not self._change.concerns(value):
+            if value in seen or producer is None or not self.change.concerns(value):
                 continue
             seen.add(value)
             if not is_op(producer, "Cast", "Constant"):
