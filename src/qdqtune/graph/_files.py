@@ -16,7 +16,7 @@ from typing import TypeVar, cast
 
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError, EncodeError, Message
+from google.protobuf.message import DecodeError, EncodeError
 
 from qdqtune.graph._atomic_files import TemporaryFolder, replacing, sync, writing
 from qdqtune.graph._external_data import (
@@ -27,7 +27,7 @@ from qdqtune.graph._external_data import (
     read_weights,
 )
 from qdqtune.graph._index import name_nodes
-from qdqtune.graph._protobuf import contents, missing_bytes, nesting_depth
+from qdqtune.graph._protobuf import contents, copy_fields, missing_bytes, nesting_depth
 from qdqtune.graph._validity import check_model, first_line, inconsistency
 from qdqtune.graph._weights import WeightStore, values_of
 from qdqtune.records._errors import ModelError, OutputError, UsageError
@@ -182,8 +182,9 @@ def _copied(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
     """
     copy = onnx.ModelProto()
     try:
-        _copy_fields(proto, copy, but="graph")
-        _copy_fields(proto.graph, copy.graph, but="initializer")
+        copy_fields(proto, copy, {field.name for field, _ in proto.ListFields()} - {"graph"})
+        inside = {field.name for field, _ in proto.graph.ListFields()}
+        copy_fields(proto.graph, copy.graph, inside - {"initializer"})
         for tensor in proto.graph.initializer:
             copy.graph.initializer.add().CopyFrom(tensor)
     except EncodeError:
@@ -192,18 +193,6 @@ def _copied(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
             "Save it with external data, and give the path of its file instead.",
         ) from None
     return copy
-
-
-def _copy_fields(source: Message, target: Message, *, but: str) -> None:
-    for field, value in source.ListFields():
-        if field.name == but:
-            continue
-        if isinstance(value, Message):
-            getattr(target, field.name).CopyFrom(value)
-        elif isinstance(value, str | bytes | int | float):
-            setattr(target, field.name, value)
-        else:
-            getattr(target, field.name).extend(value)
 
 
 def _checked(proto: onnx.ModelProto, file: Path) -> ir.Model:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import onnx
@@ -136,6 +136,18 @@ def _read_varint(content: memoryview, position: int) -> tuple[int, int]:
         shift += 7
         if shift > 63:
             raise IndexError("a varint has at most ten bytes")
+
+
+def copy_fields(source: Message, target: Message, names: Iterable[str]) -> None:
+    """Copy some fields of a message to another one of the same type, where they are not set."""
+    for name in names:
+        value = getattr(source, name)
+        if isinstance(value, Message):
+            getattr(target, name).CopyFrom(value)
+        elif isinstance(value, str | bytes | int | float):
+            setattr(target, name, value)
+        else:
+            getattr(target, name).extend(value)
 
 
 def stored_size(tensor: onnx.TensorProto) -> int:

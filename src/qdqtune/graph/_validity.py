@@ -23,7 +23,7 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from qdqtune.graph._protobuf import Contents, contents, nodes_within, stored_size
+from qdqtune.graph._protobuf import Contents, contents, copy_fields, nodes_within, stored_size
 from qdqtune.records._errors import ModelError
 from qdqtune.resources import current_limits, end_with_parent, private_bytes, set_memory_limit
 
@@ -33,6 +33,8 @@ _DONE = b"."
 
 # Tensors up to this size may be shapes and axes, whose values the checks need.
 _SMALL_BYTES = 1024
+_MODEL_FIELDS = ("ir_version", "domain", "opset_import", "metadata_props", "functions")
+_GRAPH_FIELDS = ("name", "node", "input", "output", "value_info")
 _PLACEHOLDER = "qdqtune: this shape is a placeholder"
 
 # Maximum depth of function calls, here and in ONNX's own checker.
@@ -146,16 +148,10 @@ def skeleton(proto: onnx.ModelProto, found: Contents) -> onnx.ModelProto:
 
     An input or output without a shape gets one: the checker requires it, engines don't.
     """
-    bones = onnx.ModelProto(ir_version=proto.ir_version, domain=proto.domain)
-    bones.opset_import.extend(proto.opset_import)
-    bones.metadata_props.extend(proto.metadata_props)
-    bones.functions.extend(proto.functions)
+    bones = onnx.ModelProto()
+    copy_fields(proto, bones, _MODEL_FIELDS)
     source, graph = proto.graph, bones.graph
-    graph.name = source.name
-    graph.node.extend(source.node)
-    graph.input.extend(source.input)
-    graph.output.extend(source.output)
-    graph.value_info.extend(source.value_info)
+    copy_fields(source, graph, _GRAPH_FIELDS)
     fed = {value.name for value in source.input}
     for tensor in source.initializer:
         if tensor.data_location != onnx.TensorProto.EXTERNAL and _is_small(tensor):
