@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from qdqtune.graph._op_classes import WEIGHTED_OPS, is_op, uses_behind
+from qdqtune.graph._op_classes import WEIGHTED_OPS, is_op
 from qdqtune.resources import current_limits
 
 # In elements. Constants stored in compact form are expanded up to the first size, and up to the
@@ -36,11 +36,11 @@ _ACCOUNT = "qdqtune.fold_limits"
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 _LARGEST_ITEM_BYTES = 16
 
-# Ops whose result has as many elements as their largest input, or fewer.
+# Ops whose result has as many elements as their inputs together, or fewer.
 _NEVER_GROW = frozenset(
     {
-        "Abs", "ArgMax", "ArgMin", "Cast", "CastLike", "Ceil", "Cos", "CumSum", "Erf",
-        "Exp", "Flatten", "Floor", "GatherElements", "Identity", "Log", "Neg", "Not",
+        "Abs", "ArgMax", "ArgMin", "Cast", "CastLike", "Ceil", "Concat", "Cos", "CumSum", "Erf",
+        "Exp", "Flatten", "Floor", "GatherElements", "Identity", "Log", "Neg", "NonZero", "Not",
         "Reciprocal", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
         "ReduceSumSquare", "Relu", "Reshape", "Round", "ScatterElements", "ScatterND", "Shape",
         "Sigmoid", "Sign", "Sin", "Size", "Slice", "Sqrt", "Squeeze", "Tanh", "Transpose", "Trilu",
@@ -97,7 +97,7 @@ class FoldLimits:
         inputs = [value for value in node.inputs if value is not None]
         constants = [value.const_value for value in inputs if value.const_value is not None]
         elements = _most_elements(node.op_type, constants)
-        dtype = node.outputs[0].dtype or (constants[0].dtype if constants else None)
+        dtype = _result_dtype(node, constants)
         # onnx_ir can't determine the size of computed strings.
         if elements is None or dtype == ir.DataType.STRING:
             return False
@@ -127,6 +127,17 @@ class FoldLimits:
         return sum(known.values())
 
 
+def _result_dtype(node: ir.Node, constants: Sequence[ir.TensorProtocol]) -> ir.DataType | None:
+    """Return the type of an op's result, if it can be determined."""
+    dtype = node.outputs[0].dtype
+    if dtype is None and node.op_type == "ConstantOfShape":
+        value = node.attributes.get("value")
+        dtype = value.as_tensor().dtype if value is not None else ir.DataType.FLOAT
+    elif dtype is None and constants:
+        dtype = constants[0].dtype
+    return dtype
+
+
 def _extra_work(op_type: str, constants: Sequence[ir.TensorProtocol]) -> int:
     """Return the cost besides reading and writing, in bytes that could be moved in that time."""
     if op_type in _LOOPS:
@@ -141,12 +152,8 @@ def _most_elements(op_type: str, constants: Sequence[ir.TensorProtocol]) -> int 
     """Return an upper bound on the size of a result; None if unbounded, or if never folded."""
     shapes = [tuple(constant.shape.numpy()) for constant in constants]
     sizes = [math.prod(shape) for shape in shapes]
-    if op_type == "Concat":
-        return sum(sizes)
-    if op_type == "NonZero":  # the place of each element, in every dim
-        return sum(len(shape) * size for shape, size in zip(shapes, sizes, strict=True))
     if op_type in _NEVER_GROW:
-        return max(sizes, default=0)
+        return _unexpanded(op_type, shapes, sizes)
     if op_type in _BROADCASTING:
         try:
             return math.prod(np.broadcast_shapes(*shapes))
@@ -168,6 +175,15 @@ def _most_elements(op_type: str, constants: Sequence[ir.TensorProtocol]) -> int 
         work = rows * columns * shapes[0][-1]
         return rows * columns if work <= _MOST_MULTIPLICATIONS else None
     return None
+
+
+def _unexpanded(op_type: str, shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> int:
+    """Return an upper bound on the size of a result that is no larger than the inputs."""
+    if op_type == "Concat":
+        return sum(sizes)
+    if op_type == "NonZero":  # the place of each element, in every dim
+        return sum(len(shape) * size for shape, size in zip(shapes, sizes, strict=True))
+    return max(sizes, default=0)
 
 
 def _product(dims: ir.TensorProtocol) -> int | None:
@@ -194,10 +210,15 @@ def _numbers(tensor: ir.TensorProtocol) -> list[float] | None:
 
 def _becomes_weight(value: ir.Value) -> bool:
     """Whether a weighted op reads the value as its weight, directly or through passthrough ops."""
-    return any(
-        position == 1 and is_op(user, *WEIGHTED_OPS)
-        for user, position in uses_behind(value, *_MOVES)
-    )
+    pending, seen = [value], {value}
+    while pending:
+        for user, position in pending.pop().uses():
+            if position == 1 and is_op(user, *WEIGHTED_OPS):
+                return True
+            if position == 0 and is_op(user, *_MOVES) and user.outputs[0] not in seen:
+                seen.add(user.outputs[0])
+                pending.append(user.outputs[0])
+    return False
 
 
 def runaway_nodes(model: ir.Model) -> list[ir.Node]:
