@@ -178,7 +178,7 @@ FILES: dict[str, Make] = {
     "is not a valid ONNX model": changed(
         lambda model: model.graph.node[0].input.__setitem__(1, "nothing")
     ),
-    "which is no file name": external(location=""),
+    "which is not a file name": external(location=""),
     "which is outside the model's folder": external(location="../w.bin"),
     "that file is missing": external(location="v.bin"),
     "which is not a file": external(location="."),
@@ -275,7 +275,7 @@ REQUESTS: dict[str, tuple[str, int]] = {
     "has no op type": (INSERT + "--ops Cnv", 2),
     "has no node": (INSERT + "--nodes nothing", 2),
     "has no tensor": (INSERT + "--tensors nothing", 2),
-    "Nothing of what was chosen can be quantized": (INSERT + "--ops Relu", 2),
+    "Nothing that was chosen can be quantized": (INSERT + "--ops Relu", 2),
     "no dialect": (INSERT + "--ops MatMul --dialect klingon", 2),
     "has no quant type": (INSERT + "--ops MatMul --dialect onnxruntime --quant_type fp8", 2),
     "is not a regular expression": ("quantize {model} -o {out} --nodes_to_exclude n(", 2),
@@ -311,7 +311,7 @@ REQUESTS: dict[str, tuple[str, int]] = {
     "No random values can be generated": ("bench {words}", 1),
     "leaves the sizes of its inputs open": ("bench {open}", 2),
     "lies in the output folder": ("tune {run}/baseline.onnx -o {run}", 1),
-    "is there already, without": ("tune {model} -o {bare}", 1),
+    "exists already, but no": ("tune {model} -o {bare}", 1),
     "the name of a file that the run": ("tune {beside} -o {folder}/new", 1),
     "is not the folder of a tuning run": ("export {folder} --list", 2),
     "No candidate was given": ("export {run}", 2),

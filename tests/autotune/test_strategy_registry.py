@@ -75,7 +75,7 @@ def test_a_strategy_of_the_other_workflow_is_refused(space: Space) -> None:
     ("code", "why"),
     [
         ("raise RuntimeError('no licence')", "RuntimeError: no licence"),
-        ("class OneByOne: pass", "toy_strategies:OneByOne is no SearchStrategy class"),
+        ("class OneByOne: pass", "toy_strategies:OneByOne is not a SearchStrategy class"),
     ],
 )
 def test_a_broken_plugin_is_named_with_its_package(announce: Announce, code: str, why: str) -> None:

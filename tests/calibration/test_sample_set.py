@@ -480,7 +480,7 @@ class TestPython:
         [
             ((rows(1, 3), 7), "2 arrays, but the model has 1 input: x"),
             ({"y": rows(1, 3)}, "item 0 .* no array for the input 'x'; it has 'y'"),
-            ({"x": None}, "NoneType for the input 'x', which is no array"),
+            ({"x": None}, "NoneType for the input 'x', which is not an array"),
             (OnGpu(), "another device"),
             ([[1.0, 2.0, 3.0]], "shape"),
             (None, "no array"),

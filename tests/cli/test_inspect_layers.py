@@ -67,7 +67,7 @@ def test_a_model_that_the_engine_refuses(tmp_path: Path, capsys: Capture) -> Non
     onnx.save(proto, path)
     assert main(["inspect", str(path), "--layers", "--engine", "onnxruntime"]) == 1
     told = capsys.readouterr().err
-    assert told.startswith("error: onnxruntime does not tell the layers of")
+    assert told.startswith("error: onnxruntime does not report the layers of")
     assert "Traceback" not in told
 
 

@@ -87,7 +87,7 @@ def test_it_says_what_it_is(simulated):
         ({"spikes": "2"}, "spikes is a probability"),
         ({"fusion": "yes"}, "fusion is 'yes'; it is 0 or 1"),
         ({"layout": "2"}, "layout is '2'; it is 0 or 1"),
-        ({"build_s": "-1"}, "build_s is -1; it is a number from 0 on"),
+        ({"build_s": "-1"}, "build_s is -1; it must be a number of at least 0"),
         ({"build_kernel_s": "inf"}, "build_kernel_s is inf"),
     ],
 )

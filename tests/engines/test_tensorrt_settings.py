@@ -297,7 +297,7 @@ class TestSignature:
     @pytest.mark.parametrize(
         ("content", "reason"),
         [
-            (b"this is no model", "it is no ONNX model"),
+            (b"this is no model", "it is not an ONNX model"),
             (b"", "it names no opset"),
             (
                 onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [])).SerializeToString(),
@@ -314,7 +314,7 @@ class TestSignature:
     def test_inputs_have_to_be_tensors(self, tmp_path: Path) -> None:
         text = "g (seq(float[2]) x) => (float[2] y) { y = ConcatFromSequence<axis=0>(x) }"
         onnx.save(model_from_text(text), tmp_path / "m.onnx")
-        with pytest.raises(ValueError, match="its input 'x' is no tensor"):
+        with pytest.raises(ValueError, match="its input 'x' is not a tensor"):
             read_signature(tmp_path / "m.onnx")
 
 

@@ -128,7 +128,9 @@ def test_what_is_added_to_must_be_a_plain_file(
     put(run / name)
     if name.startswith("logs/") and put is folder:
         return  # logs have folders in them
-    with pytest.raises(OutputError, match=r"is a (link|pipe|socket|folder), where a run has"):
+    with pytest.raises(
+        OutputError, match=r"is a (link|pipe|socket|folder), where the run would write"
+    ):
         RunFolder(run, model)
 
 

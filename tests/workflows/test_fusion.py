@@ -208,7 +208,7 @@ def test_the_users_own_file_is_named_when_the_engine_refuses(tmp_path: Path) -> 
     proto.opset_import.append(onnx.helper.make_opsetid("nobodys", 1))
     path = tmp_path / "odd.onnx"
     onnx.save(proto, path)
-    with pytest.raises(EngineError, match=r"does not tell the layers of .*odd\.onnx"):
+    with pytest.raises(EngineError, match=r"does not report the layers of .*odd\.onnx"):
         groups_of(path, engine="onnxruntime")
     with pytest.raises(ModelError, match="does not exist"):
         groups_of(tmp_path / "nothing.onnx", engine="onnxruntime")

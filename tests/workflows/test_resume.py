@@ -503,7 +503,7 @@ def test_a_first_interrupt_while_finishing_is_only_noted(
             signal.raise_signal(signal.SIGINT)
 
     result = simulated(model, tmp_path / "run", callbacks=[interrupt])
-    assert "once more to abort" in caplog.text
+    assert "press Ctrl-C again to abort" in caplog.text
     assert not result.summary.kept_float
 
     def twice(event: TuneEvent) -> None:

@@ -87,7 +87,7 @@ def test_what_no_subgraph_run_made_is_not_replaced_by_one(
 ) -> None:
     run = tmp_path / "run"
     fill(run, began, others)
-    with pytest.raises(OutputError, match=r"is there already, without the autotune_cache\.json"):
+    with pytest.raises(OutputError, match=r"exists already, but no autotune_cache\.json"):
         opened(run, model)
     assert (run / others).read_text() == others
     opened(run, model, subgraph=False)  # region mode has no such files

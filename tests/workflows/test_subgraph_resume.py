@@ -326,6 +326,6 @@ def test_a_subgraph_run_goes_on_where_a_region_run_ended(
 def test_others_subgraphs_are_not_replaced(model: Path, tmp_path: Path) -> None:
     (tmp_path / "run/subgraphs").mkdir(parents=True)
     (tmp_path / "run/subgraphs/mine.onnx").write_bytes(b"mine")
-    with pytest.raises(OutputError, match="subgraphs is there already"):
+    with pytest.raises(OutputError, match="subgraphs exists already"):
         simulated(model, tmp_path / "run")
     assert (tmp_path / "run/subgraphs/mine.onnx").read_bytes() == b"mine"

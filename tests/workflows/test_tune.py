@@ -430,7 +430,7 @@ def test_what_is_in_the_folder_already_is_not_replaced(resnet: Path, tmp_path: P
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "summary.json").write_text("precious")
-    with pytest.raises(OutputError, match=r"summary\.json is there already"):
+    with pytest.raises(OutputError, match=r"summary\.json exists already"):
         simulated(resnet, output_dir=folder)
     assert (folder / "summary.json").read_text() == "precious"
 

@@ -114,7 +114,7 @@ class QDQAutotunerBase:
         pattern_cache: The best schemes, of this run and of those before it.
 
     Raises:
-        TypeError: If it is no model.
+        TypeError: If it is not a model.
         QdqtuneError: If the model can't be read or worked with.
     """
 
@@ -275,7 +275,7 @@ class QDQAutotunerBase:
             return
         if not is_sound:
             raise AutotunerError(
-                f"The float model failed, or its latency of {latency_ms} ms is none.",
+                f"The float model failed, or its latency of {latency_ms} ms is not valid.",
                 "Measure the model that export_onnx(insert_qdq=False) writes, and submit that.",
             )
         self.baseline_latency_ms = self._progress.measured[frozenset()] = latency_ms
@@ -368,7 +368,7 @@ class QDQAutotunerBase:
         tensors = known_tensors(self.graph, quantized_tensors)
         asked = len(set(quantized_tensors))
         if not tensors and asked:
-            _log.warning("none of the %d tensors is in the model", asked)
+            _log.warning("none of the %d tensors are in the model", asked)
         else:
             level = logging.WARNING if 4 * len(tensors) < asked else logging.INFO
             _log.log(level, "%d of the %d quantized tensors are in the model", len(tensors), asked)

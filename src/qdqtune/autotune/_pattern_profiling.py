@@ -237,7 +237,7 @@ class Profiling:
         scheme = self.current
         if scheme is None:
             raise InvalidSchemeError(
-                "There is no scheme that this latency could be of.", "Call generate() first."
+                "There is no scheme that this latency could belong to.", "Call generate() first."
             )
         scheme.error = not success
         scheme.latency_ms = latency_ms if success else math.inf

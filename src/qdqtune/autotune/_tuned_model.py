@@ -100,7 +100,7 @@ class TunedModel:
         given: Encodings of tensors that were quantized in it.
 
     Raises:
-        TypeError: If it is no model.
+        TypeError: If it is not a model.
         QdqtuneError: If it can't be read or worked with.
     """
 

@@ -114,7 +114,7 @@ def region_pattern_autotuning_workflow(
     if num_schemes_per_region < 1:
         raise UsageError(
             f"num_schemes_per_region is {num_schemes_per_region}.",
-            "It is a whole number from 1 on.",
+            "It must be a whole number of at least 1.",
         )
     benchmark = _current_benchmark()
     if verbose:
@@ -155,7 +155,7 @@ def _current_benchmark() -> EngineBenchmark:
     benchmark = current_benchmark()
     if benchmark is None:
         raise EngineError(
-            "There is nothing to measure with: the benchmark could not be made.",
+            "There is nothing to measure with: the benchmark could not be created.",
             "See the log; call init_benchmark_instance with an engine that can measure here.",
         )
     return benchmark
@@ -188,7 +188,7 @@ def _the_model(
     if model is None or (one is not None and other is not None):
         raise UsageError(
             "There is no model." if model is None else "Two models are given.",
-            "Give one: as model_or_path, or as model_path.",
+            "Pass either model_or_path or model_path.",
         )
     return model
 

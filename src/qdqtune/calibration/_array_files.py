@@ -110,7 +110,7 @@ def numpy_entries(path: Path) -> dict[str, StoredArray]:
     """The arrays of an `.npz` file by name.
 
     Raises:
-        UsageError: If it is no such file.
+        UsageError: If it is not such a file.
     """
     found = {}
     with _readable(str(path)), open_plain(path) as file, zipfile.ZipFile(file) as archive:

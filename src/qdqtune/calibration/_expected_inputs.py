@@ -51,7 +51,7 @@ def expected_inputs(model: ir.Model) -> list[ExpectedInput]:
     for value in model_inputs(model):
         if value.dtype is None or not isinstance(value.type, ir.TensorType):
             raise ModelError(
-                f"The input {value.name!r} is no tensor, so there can't be data for it.",
+                f"The input {value.name!r} is not a tensor, so there can't be data for it.",
                 "Export the model with tensors as inputs.",
             )
         dims = dims_of(value)

@@ -94,13 +94,13 @@ def _maker(
     if dtype is None or dtype == ir.DataType.STRING:
         kind = "no tensor of a known type" if dtype is None else "text"
         raise ModelError(
-            f"No random values can be generated for the input {name!r}: it is {kind}.",
+            f"Random values can't be generated for the input {name!r}: it is {kind}.",
             "Give calibration data.",
         )
     most_bytes = current_limits().memory_bytes
     if most_bytes is not None and math.prod(shape) * dtype.itemsize > most_bytes:
         raise ModelError(
-            f"No random values can be generated for the input {name!r}: its shape is {shape}, more "
+            f"Random values can't be generated for the input {name!r}: its shape is {shape}, more "
             "than memory could hold.",
             "Check the model's input shapes: `qdqtune shapes MODEL`.",
         )

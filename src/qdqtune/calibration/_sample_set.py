@@ -264,7 +264,7 @@ def _array(where: str, name: str, value: Any) -> Array:
         ) from error
     if array.dtype.hasobject and not all(isinstance(each, str) for each in array.flat):
         raise UsageError(
-            f"{where} has {type(value).__name__} for the input {name!r}, which is no array.",
+            f"{where} has {type(value).__name__} for the input {name!r}, which is not an array.",
             "Give numpy arrays of numbers.",
         )
     return array
@@ -328,7 +328,7 @@ class SampleSet:
             done += 1
         if not done:
             raise UsageError(
-                f"{self._label} gave samples the first time, and none now.",
+                f"{self._label} returned samples the first time, and none this time.",
                 "Let it make a new iterator whenever it is called.",
             )
         self.count = done

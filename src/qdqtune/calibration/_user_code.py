@@ -72,7 +72,9 @@ class UserFunction:
         with _running(self.label, self.folder):
             made = self.function()
             if made is None:
-                raise UsageError(f"{self.label} gave nothing.", "Let it yield or return samples.")
+                raise UsageError(
+                    f"{self.label} returned nothing.", "Let it yield or return samples."
+                )
             whole = isinstance(made, Mapping) or hasattr(made, "__array__")
             items = iter(()) if whole else _iterator(made)
         if whole:

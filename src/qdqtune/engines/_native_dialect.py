@@ -68,7 +68,6 @@ def _asked(entry: EngineEntry, options: Mapping[str, str]) -> str:
         raise
     except Exception as error:  # the function belongs to another package
         raise EngineError(
-            f"Which dialect the engine {entry.name} speaks can't be told: "
-            f"{type(error).__name__}: {error}",
-            f"Its entry says that {entry.dialect_function} knows.",
+            f"The dialect of the engine {entry.name} is unknown: {type(error).__name__}: {error}",
+            f"Its entry names {entry.dialect_function} to find it.",
         ) from None

@@ -246,7 +246,7 @@ def _has_room(folder: str, path: str) -> bool:
     if needed <= shutil.disk_usage(folder).free * _SHARE_OF_DISK:
         return True
     _logger.warning(
-        "%s has no room for the optimized model, %d MB: its layers are told by their names only",
+        "%s has no room for the optimized model, %d MB: its layers are known only by their names",
         folder, needed // 1_000_000,
     )  # fmt: skip
     return False

@@ -192,7 +192,7 @@ def build_line(
     try:
         return str(pkgutil.resolve_name(function)(info, file, shapes, name))
     except (OSError, ValueError) as error:
-        _logger.info("how to build %s can't be told: %s", name, error)
+        _logger.info("no build command is known for %s: %s", name, error)
         return ""
 
 
@@ -254,7 +254,7 @@ def _version(engine: EngineEntry, program: str) -> str:
         try:
             return str(pkgutil.resolve_name(engine.version_function)(program))
         except Exception as error:  # a program that can't be asked, or another package's function
-            _logger.debug("the version of %s can't be told: %s", engine.name, error)
+            _logger.debug("the version of %s is unknown: %s", engine.name, error)
             return ""
     for distribution in engine.distributions:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

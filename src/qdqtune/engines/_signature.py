@@ -70,17 +70,17 @@ def read_signature(path: str | os.PathLike[str]) -> Signature:
     """Reads the outside of a model file.
 
     Raises:
-        ValueError: If it is no model, or has inputs that are no tensors.
+        ValueError: If it is not a model, or has inputs that are not tensors.
         OSError: If it can't be read.
     """
     try:
         model = onnx.load(path, load_external_data=False)
     except DecodeError as error:
-        raise ValueError(f"it is no ONNX model: {error}") from None
+        raise ValueError(f"it is not an ONNX model: {error}") from None
     if not model.opset_import:
-        raise ValueError("it is no ONNX model: it names no opset")
+        raise ValueError("it is not an ONNX model: it names no opset")
     if not model.graph.output:
-        raise ValueError("it is no ONNX model: it has no outputs")
+        raise ValueError("it is not an ONNX model: it has no outputs")
     return signature_of(model)
 
 
@@ -88,7 +88,7 @@ def signature_of(model: onnx.ModelProto) -> Signature:
     """Returns the outside of a model.
 
     Raises:
-        ValueError: If it has inputs that are no tensors.
+        ValueError: If it has inputs that are not tensors.
     """
     graph = model.graph
     defaults = {tensor.name for tensor in graph.initializer}
@@ -99,7 +99,7 @@ def signature_of(model: onnx.ModelProto) -> Signature:
 
 def _spec(value: onnx.ValueInfoProto) -> InputSpec:
     if not value.type.HasField("tensor_type"):
-        raise ValueError(f"its input '{value.name}' is no tensor")
+        raise ValueError(f"its input '{value.name}' is not a tensor")
     tensor = value.type.tensor_type
     dims = tuple(
         dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else dim.dim_param or None

@@ -258,7 +258,7 @@ def _entries(tensor: onnx.TensorProto, model_file: Path) -> dict[str, str]:
 
 def _file_size(location: str, folder: Path, what: str) -> int:
     if not location or "\0" in location:
-        raise ModelError(f"{what}, which is no file name.", "Export the model again.")
+        raise ModelError(f"{what}, which is not a file name.", "Export the model again.")
     file = folder / location
     if not _stays_inside(location) or not real_path(file).is_relative_to(real_path(folder)):
         raise ModelError(

@@ -257,7 +257,7 @@ def with_batch(inputs: Inputs, request: InputRequest, batch_size: int) -> InputR
         listed = ", ".join(f"{name}:{shape_text(dims)}" for name, dims in inputs.items())
         flag = f"--dim {min(named)}={batch_size}" if named else "--set NAME:SHAPE"
         raise UsageError(
-            "It can't be told which dims are the batch: the inputs don't all start with the same "
+            "Which dims are the batch is ambiguous: the inputs don't all start with the same "
             f"one ({listed}).",
             f"Say it yourself, for example with {flag}.",
         )

@@ -50,7 +50,7 @@ class InputRequest:
         _check_dims(self.dims)
         _check_ranges(self.ranges)
         if not _is_whole(self.seed) or self.seed < 0:
-            raise UsageError(f"seed is {self.seed!r}.", "It must be a whole number from 0 on.")
+            raise UsageError(f"seed is {self.seed!r}.", "It must be a whole number of at least 0.")
 
     @classmethod
     def from_text(

@@ -68,7 +68,7 @@ def _fault_of(blocks_ms: tuple[tuple[float, ...], ...]) -> str | None:
     for block in blocks_ms:
         for sample in block:
             if isinstance(sample, bool) or not isinstance(sample, (int, float)):
-                return f"the engine returned a latency that is no number: {sample!r:.40}"
+                return f"the engine returned a latency that is not a number: {sample!r:.40}"
             if not LEAST_MS <= sample <= MOST_MS:  # ints may be too large to become floats
                 return f"the engine returned an impossible latency: {sample!r:.40} ms"
     return None

@@ -513,7 +513,7 @@ class Batch(Record):
     def check(self) -> None:
         """See `Record.check`."""
         if self.predicted <= 0.0 or (self.measured is not None and self.measured <= 0.0):
-            raise ValueError("a speedup is none")
+            raise ValueError("a speedup is not a number")
 
 
 def checked_ms(value: object) -> float:

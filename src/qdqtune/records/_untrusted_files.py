@@ -72,10 +72,10 @@ def parse_size(text: str) -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:[eE]\d{1,2})?)\s*([A-Za-z]*)\s*", text)
     unit = _UNITS.get(found[2].upper()) if found is not None else None
     if found is None or unit is None:
-        raise ValueError(f"{text!r} is no size of memory; write 4GiB, 512MiB or 6GB")
+        raise ValueError(f"{text!r} is not a memory size; write 4GiB, 512MiB or 6GB")
     size = int(min(float(found[1]) * unit, _LARGEST))
     if size <= 0:
-        raise ValueError(f"{text!r} is no memory at all; write 4GiB, 512MiB or 6GB")
+        raise ValueError(f"{text!r} is not a memory size above 0; write 4GiB, 512MiB or 6GB")
     return size
 
 
@@ -105,7 +105,7 @@ def object_in(value: object, name: str) -> dict[str, Any]:
     Raises:
         ValueError: If it holds anything else.
     """
-    return _of_type(value, dict, f"{name} is no JSON object")
+    return _of_type(value, dict, f"{name} is not a JSON object")
 
 
 def versioned(value: object, kind: str, source: str) -> dict[str, Any]:
@@ -131,12 +131,12 @@ def versioned(value: object, kind: str, source: str) -> dict[str, Any]:
 
 def list_in(value: object, name: str) -> list[Any]:
     """Return the list in a field; see `object_in`."""
-    return _of_type(value, list, f"{name} is no list")
+    return _of_type(value, list, f"{name} is not a list")
 
 
 def text_in(value: object, name: str) -> str:
     """Return the string in a field; see `object_in`."""
-    return _of_type(value, str, f"{name} is no text")
+    return _of_type(value, str, f"{name} is not text")
 
 
 def switch_in(value: object, name: str) -> bool:
@@ -153,7 +153,7 @@ def whole_in(value: object, name: str, least: int = -_MOST_WHOLE) -> int:
         least: The smallest valid value.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < _MOST_WHOLE:
-        raise ValueError(f"{name} is no whole number{'' if least < 0 else f' from {least} on'}")
+        raise ValueError(f"{name} is not a whole number{'' if least < 0 else f' from {least} on'}")
     return value
 
 
@@ -167,13 +167,13 @@ def number_in(value: object, name: str, least: float = -math.inf, most: float = 
         most: The largest valid value.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name} is no finite number")
+        raise ValueError(f"{name} is not a finite number")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise ValueError(f"{name} is no finite number")
+        raise ValueError(f"{name} is not a finite number")
     if not least <= number <= most:
         raise ValueError(f"{name} can't be {number:g}")
     return number

@@ -128,7 +128,7 @@ class Claim(Record):
             (min(sizes, default=0) >= 0, "shapes has a negative size"),
             (all(least <= most for least, most in self.ranges.values()),
              "error_inputs.ranges has a range that ends before it begins"),
-            (all(_SHA256.fullmatch(each) for each in hashes if each), "a SHA-256 is none"),
+            (all(_SHA256.fullmatch(each) for each in hashes if each), "a SHA-256 is not valid"),
         ):  # fmt: skip
             if not is_possible:
                 raise ValueError(problem)

@@ -321,7 +321,7 @@ class AccuracyEvaluator:
             if failure.kind is not FailureKind.ERROR:
                 raise
             title = registry.title(self.kernels.engine)
-            _logger.info("%s does not tell outputs, models are run as written: %s", title, failure)
+            _logger.info("%s returns no outputs: models are run as written: %s", title, failure)
             self._exact.close()
             self._exact, self.kernels = self._written, None
         self._is_checked = True
@@ -470,7 +470,7 @@ def _why_unknown(
     """Explain why not all outputs could be compared; empty if all were."""
     missing = sorted(compared.missing - decided.keys())
     if missing:
-        return f"the engine does not tell the output {missing[0]!r} of the quantized model"
+        return f"the engine does not report the output {missing[0]!r} of the quantized model"
     undefined = sorted(compared.undefined - decided.keys())
     if undefined:
         return f"the float model's output {undefined[0]!r} is NaN on every sample"

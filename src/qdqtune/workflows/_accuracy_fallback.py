@@ -263,7 +263,7 @@ class AccuracyFallback:
             samples = itertools.islice(self.samples(), _SAMPLES)
             return own_errors(self.worker, path, candidate, samples)
         except EngineError as error:
-            _logger.warning("the error of single ops can't be told here: %s", error)
+            _logger.warning("the error of single ops can't be measured here: %s", error)
             return {}
 
     def _quality_of(self, inserter: Inserter, placement: Placement) -> Quality:

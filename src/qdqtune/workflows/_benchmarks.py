@@ -117,7 +117,7 @@ class EngineBenchmark(Benchmark):
         if timing_runs < 1 or warmup_runs < 0:
             raise UsageError(
                 f"{timing_runs} timed runs after {warmup_runs} others can't be made.",
-                "timing_runs is a number from 1 up, warmup_runs one from 0 up.",
+                "timing_runs must be at least 1, and warmup_runs at least 0.",
             )
         self.engine = registry.resolve(engine, engine_options)
         self.threads = threads
@@ -182,7 +182,7 @@ class EngineBenchmark(Benchmark):
         if layers:
             _write_profile(layers, self.timing_runs, target)
         else:
-            _logger.warning("%s tells no times of layers: there is no profile", self.engine)
+            _logger.warning("%s reports no times of layers: there is no profile", self.engine)
 
     def close(self) -> None:
         """Stop the engine's process; another run starts a new one."""

@@ -96,7 +96,7 @@ def check_baseline(claim: Claim, baseline: Path) -> Check:
 
 def _same_hash(name: str, expected: str, found: str, otherwise: Outcome) -> Check:
     if not expected:
-        return Check(name, Outcome.UNVERIFIED, f"{SUMMARY} does not tell its SHA-256")
+        return Check(name, Outcome.UNVERIFIED, f"{SUMMARY} does not record its SHA-256")
     if expected == found:
         return Check(name, Outcome.CONFIRMED, f"its SHA-256 is the one in {SUMMARY}, {found[:12]}")
     text = f"its SHA-256 is {found[:12]}, and the one in {SUMMARY} {expected[:12]}"
@@ -292,7 +292,7 @@ def compare_error(
             "compute it less exactly than those of the claim"
         )
     if not claim.samples_digest:
-        return Outcome.UNVERIFIED, f"{said}, but the summary does not tell on which inputs"
+        return Outcome.UNVERIFIED, f"{said}, but the summary does not record on which inputs"
     return Outcome.DIFFERS, f"{said}; at most {tolerance:g} dB less is accepted"
 
 

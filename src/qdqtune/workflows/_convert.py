@@ -117,7 +117,7 @@ def measured_error(
     """
     if not has_reference():
         title = registry.title(registry.REFERENCE)
-        _logger.warning("what it costs could not be measured: %s is not installed", title)
+        _logger.warning("its error could not be measured: %s is not installed", title)
         return {}, ""
     with TemporaryFolder() as folder, reference_worker() as worker:
         before, reference, _ = _runnable(source, folder / "before.onnx")
@@ -129,7 +129,7 @@ def measured_error(
                 first = next(iter(samples(before)))
                 overflow = first_overflow(after, rounded, worker, first, folder)
         except (WorkerFailure, EngineError, ModelError) as failure:
-            _logger.warning("what it costs could not be measured here: %s", failure)
+            _logger.warning("its error could not be measured here: %s", failure)
             return {}, ""
     return sqnr_db, overflow
 

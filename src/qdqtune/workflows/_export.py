@@ -169,8 +169,8 @@ def export(
     known = run.tried[candidate]
     if known.digest is None and run.has_digests:
         raise ModelError(
-            f"Nothing says what {file} was when it was measured: the line in {JOURNAL} that tells "
-            "its digest is damaged or missing.",
+            f"{file} can't be checked against what was measured: the line with its digest in "
+            f"{JOURNAL} is damaged or missing.",
             "Run the same `qdqtune tune` again: it writes the candidates anew.",
         )
     if read(model).placement.digest() != known.key or not _is_unchanged(file, known):

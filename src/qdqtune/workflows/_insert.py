@@ -168,7 +168,7 @@ class _Insertion:
         if any(f"{dtype.name.lower()} tensors" in reasons for dtype in HALF_TYPES):
             hint = "Let its floats be float32: --high_precision_dtype fp32."
         raise UsageError(
-            f"Nothing of what was chosen can be quantized{': ' + reasons if reasons else ''}.", hint
+            f"Nothing that was chosen can be quantized{': ' + reasons if reasons else ''}.", hint
         )
 
     def _is_same_language(self) -> bool:

@@ -308,7 +308,7 @@ def layers_of(model: AnyModel, config: LayersConfig) -> LayersRecord:
                 layers = worker.layers(opened, runs)
             except WorkerFailure as failure:
                 raise EngineError(
-                    f"{name} does not tell the layers of {path}: {str(failure).strip()}",
+                    f"{name} does not report the layers of {path}: {str(failure).strip()}",
                     advice_on(failure, source, name, _SEE_BENCH),
                 ) from None
         mapped = tuple(nodes_of_layers(index, layers))

@@ -97,7 +97,7 @@ def defer_interrupts(*, is_over: bool) -> Iterator[None]:
         for each in deferred:
             if each != signal.SIGHUP:
                 signal.signal(each, before[each])
-        _logger.warning("interrupted: the result is being finished; once more to abort")
+        _logger.warning("interrupted: the result is being finished; press Ctrl-C again to abort")
 
     for each in deferred:
         signal.signal(each, note)

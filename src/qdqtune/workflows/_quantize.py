@@ -183,7 +183,7 @@ def _search_config(request: QuantizeRequest, preset: str, folder: Path) -> TuneC
     ):
         if is_asked:
             raise UsageError(
-                f"A search is for the model as it is, not with {what}.",
+                f"A search tunes the model as it is, and can't be combined with {what}.",
                 "Leave one of the two out; `qdqtune convert` changes float types.",
             )
     return shared(

@@ -369,7 +369,7 @@ def check_takes_ranges(
     for name, asked in (("min_shapes", least), ("max_shapes", most)):
         if asked is not None and not registry.entry(engine).takes_shape_ranges:
             raise UsageError(
-                f"{registry.title(engine)} is not told ranges of shapes: {name} means nothing to "
+                f"{registry.title(engine)} does not take ranges of shapes: {name} means nothing to "
                 "it.",
                 f"Leave --{name} out: it takes any shape; --shapes are those that it is timed at.",
             )

@@ -112,7 +112,7 @@ def _apply(model: ir.Model, declared: Inputs, bound: Inputs) -> tuple[str, ...]:
 
 
 def _keep_symbols(output: ir.Value, written: Dims | None) -> None:
-    """Let an output have the names it had where its new size can't be told."""
+    """Let an output have the names it had where its new size is unknown."""
     dims = output.shape
     if written is None or (dims is not None and len(dims) != len(written)):
         return

@@ -66,7 +66,7 @@ def build(name: str, *, seed: int = 0, **settings: Any) -> onnx.ModelProto:
         UsageError: The name, the seed or a setting is not one there is.
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise UsageError(f"the seed is {seed!r}", "It is a whole number from 0 on.")
+        raise UsageError(f"the seed is {seed!r}", "It must be a whole number of at least 0.")
     defaults = default_settings(name)
     for key, value in settings.items():
         if key not in defaults:
@@ -99,9 +99,9 @@ def _checked(what: str, default: Setting, value: Any) -> Setting:
         fits, kind = isinstance(value, bool), "true or false"
     elif isinstance(default, tuple):
         fits = isinstance(value, (tuple, list)) and bool(value) and all(map(_is_count, value))
-        kind = "a list of whole numbers from 1 on"
+        kind = "a list of whole numbers of at least 1"
     elif isinstance(default, int):
-        fits, kind = _is_count(value), "a whole number from 1 on"
+        fits, kind = _is_count(value), "a whole number of at least 1"
     else:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         fits, kind = is_number and value > 0, "a number above 0"

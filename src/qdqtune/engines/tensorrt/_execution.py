@@ -249,7 +249,7 @@ class Execution:
         if min(shape, default=0) < 0:
             self._allocators[name] = _make_allocator(self._library.api, self._memory[name])
             if not self._context.set_output_allocator(name, self._allocators[name]):
-                raise ExecutionError(self._reason(f"TensorRT can't tell the size of '{name}'"))
+                raise ExecutionError(self._reason(f"TensorRT doesn't report the size of '{name}'"))
         elif self._engine.is_shape_inference_io(name):
             self._host[name] = np.empty(shape, self._dtype(name))
             self._set_address(name, self._host[name].ctypes.data)
@@ -312,7 +312,7 @@ class Execution:
             self.run()
             self._cuda.wait()
             if not self._context.report_to_profiler():
-                raise ExecutionError(self._reason("TensorRT tells no times of layers"))
+                raise ExecutionError(self._reason("TensorRT reports no times of layers"))
 
     def outputs(self, dtypes: Mapping[str, str]) -> Outputs:
         """Return the outputs of the last run.

@@ -348,7 +348,7 @@ def parse_profile(text: str) -> list[tuple[str, float]]:
     """
     text = text.lstrip("\ufeff").strip()
     if not text.startswith("["):
-        raise ValueError("it is no profile: it doesn't begin with a list")
+        raise ValueError("it is not a profile: it doesn't begin with a list")
     if not text.endswith("]"):
         raise ValueError(f"the profile is cut off after {len(text)} characters")
     listed = _as_written(text) if _START in text else _as_json(text)
@@ -370,7 +370,7 @@ def _as_json(text: str) -> Sequence[Mapping[str, Any]]:
     try:
         listed = parse_json(text, "The profile", strict=False)
     except ValueError as error:
-        raise ValueError(f"the profile is no JSON: {error}") from None
+        raise ValueError(f"the profile is not JSON: {error}") from None
     return [entry for entry in listed if isinstance(entry, Mapping)]
 
 
@@ -381,7 +381,7 @@ def _ms(entry: Mapping[str, Any], runs: float) -> float:
             return value
     total = _number(entry.get("timeMs"))
     if total is None:
-        raise ValueError(f"the profile tells no time of the layer {entry['name'][:80]!r}")
+        raise ValueError(f"the profile has no time of the layer {entry['name'][:80]!r}")
     return total / runs
 
 

@@ -123,7 +123,7 @@ def last_times_ms(text: str, runs: int, median_ms: float) -> list[float] | None:
         median_ms: What trtexec itself says about them.
 
     Returns:
-        None if it is no such file, has fewer runs, or says something else than the summary.
+        None if it is not such a file, has fewer runs, or says something else than the summary.
     """
     try:
         entries = parse_json(text, "The file of times")
@@ -341,7 +341,7 @@ class TrtexecSession:
         refused = self._program.refused & {"--exportOutput", *(["--loadInputs"] if inputs else [])}
         if refused or not file.exists():
             why = f"it doesn't know {min(refused)}" if refused else "it wrote no file"
-            raise TrtexecError(f"this trtexec can't tell the outputs of a model: {why}")
+            raise TrtexecError(f"this trtexec can't report the outputs of a model: {why}")
         return parse_outputs(_read(file, _OUTPUTS_BYTES), self._signature.outputs)
 
     def time_runs(self, runs: int) -> list[float]:
@@ -363,7 +363,7 @@ class TrtexecSession:
     def layer_times(self, runs: int) -> list[LayerTime]:
         """Typical time per layer, from a profile that trtexec takes after the timed runs."""
         if self._usage.is_safe:
-            raise TrtexecError("trtexec tells nothing of layers with --safe")
+            raise TrtexecError("trtexec reports no layers with --safe")
         plan, inputs = self._ready()
         profile, layers = self._fresh("profile.json"), self._fresh("layers.json")
         profiling = profile_arguments(self._usage, runs, profile, layers)
@@ -371,7 +371,7 @@ class TrtexecSession:
         if not profile.exists():
             refused = "--exportProfile" in self._program.refused
             why = "it doesn't know --exportProfile" if refused else "it wrote no file"
-            raise TrtexecError(f"this trtexec can't tell the times of layers: {why}")
+            raise TrtexecError(f"this trtexec can't report the times of layers: {why}")
         info = _first_read(layers, plan.layers)
         return layer_times_of(self._model.path, info, parse_profile(_read(profile)))
 

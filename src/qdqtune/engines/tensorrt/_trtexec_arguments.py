@@ -483,7 +483,7 @@ def build_line(info: EngineInfo, file: Path, shapes: Mapping[str, Shape], name: 
     known = {key: value for key, value in info.options.items() if key in (*COMMON, *_OWN_OPTIONS)}
     numbers = [int(part) for part in info.version.split(".")[:3] if part.isdecimal()]
     if not numbers:
-        raise ValueError(f"'{info.version}' is no version")
+        raise ValueError(f"'{info.version}' is not a version")
     usage = trtexec_settings(SessionOptions(engine_options=known), Version(*numbers))
     signature = read_signature(file)
     ranges = {

@@ -138,7 +138,7 @@ def _asked(program: str, modified_ns: int, size: int) -> Version:
     version = parse_version(text)
     if version is None:
         said = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")
-        raise ValueError(f"{program} doesn't tell its version, it says: {said[:300]}")
+        raise ValueError(f"{program} doesn't print its version, but: {said[:300]}")
     return version
 
 

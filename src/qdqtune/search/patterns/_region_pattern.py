@@ -125,7 +125,7 @@ class InsertionScheme:
         is_number = isinstance(latency_ms, int | float) and not isinstance(latency_ms, bool)
         if not is_number or not (0 < latency_ms < LARGEST_MS or latency_ms == math.inf):
             raise InvalidSchemeError(
-                f"The latency {latency_ms!r} is no time.",
+                f"The latency {latency_ms!r} is not a valid time.",
                 "Give milliseconds, or .inf if nothing was measured.",
             )
         points: list[InsertionPoint] = []
@@ -366,7 +366,7 @@ class PatternSchemes:
         listed = known.get("schemes", [])
         if not (isinstance(signature, str) and type(size) is int and isinstance(listed, list)):
             raise InvalidSchemeError(
-                "That is no list of schemes for a pattern.",
+                "That is not a list of schemes for a pattern.",
                 "It has pattern_signature, pattern_size and schemes.",
             )
         if pattern is None and signature:

@@ -80,7 +80,7 @@ class YamlFile:
         version = self.body.get("schema", 1)
         if type(version) is not int or version < 1:
             raise AutotunerError(
-                f"{self.where('schema')}: {version!r} is no schema version.", make_again
+                f"{self.where('schema')}: {version!r} is not a schema version.", make_again
             )
         try:
             check_schema(kind, version, self.where("schema"))

@@ -256,7 +256,7 @@ class RegionSearchBase:
         if smallest < 1:
             raise UsageError(
                 f"Regions of {smallest} nodes can't be searched for.",
-                "Both sizes are whole numbers from 1 on.",
+                "Both sizes must be whole numbers of at least 1.",
             )
 
     def compute_region_boundaries(self, region: Region, include_constant: bool = False) -> None:

@@ -90,4 +90,4 @@ def strategy_class(name: str) -> type[SearchStrategy]:
 def _fault(found: type, _name: str) -> str:
     is_strategy = issubclass(found, SearchStrategy)
     where = f"{found.__module__}:{found.__qualname__}"
-    return "" if is_strategy else f"{where} is no SearchStrategy class"
+    return "" if is_strategy else f"{where} is not a SearchStrategy class"

@@ -82,7 +82,7 @@ class Settings:
             if texts[key] not in ("0", "1"):
                 raise ValueError(f"{key} is '{texts[key]}'; it is 0 or 1")
         if not texts["seed"].isdecimal():
-            raise ValueError(f"seed is '{texts['seed']}'; it is a whole number from 0 on")
+            raise ValueError(f"seed is '{texts['seed']}'; it must be a whole number of at least 0")
         numbers = {key: _number(key, texts[key]) for key in (*_OVERRIDES, *_NOISE)}
         noise = Noise(**{key: numbers[key] for key in _NOISE})
         overrides: dict[str, Any] = {

@@ -220,7 +220,7 @@ def check_amount(name: str, value: float) -> float:
         ValueError: If it isn't.
     """
     if not (math.isfinite(value) and value >= 0.0):
-        raise ValueError(f"{name} is {value:g}; it is a number from 0 on")
+        raise ValueError(f"{name} is {value:g}; it must be a number of at least 0")
     return value
 
 

@@ -243,9 +243,9 @@ def read_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:
     try:
         proto = onnx.load(os.fspath(path), format="protobuf", load_external_data=False)
     except DecodeError as error:
-        raise ValueError(f"{os.fspath(path)} is no ONNX model: {error}") from error
+        raise ValueError(f"{os.fspath(path)} is not an ONNX model: {error}") from error
     if not proto.graph.output:
-        raise ValueError(f"{os.fspath(path)} is no ONNX model: it has no outputs")
+        raise ValueError(f"{os.fspath(path)} is not an ONNX model: it has no outputs")
     constants = [node for node in proto.graph.node if node.op_type == "Constant"]
     tensors = [attribute.t for node in constants for attribute in node.attribute]
     for tensor in (*proto.graph.initializer, *tensors):

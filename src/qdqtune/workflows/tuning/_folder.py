@@ -183,7 +183,7 @@ class RunFolder:
         for file in files:
             if os.path.lexists(file) and real_path(file) not in self._read:
                 raise OutputError(
-                    f"{file} is there already, without the {missing} of a run.",
+                    f"{file} exists already, but no {missing} shows that a run wrote it.",
                     "Choose another --output_dir, or pass --force to replace it.",
                 )
 
@@ -224,7 +224,7 @@ class RunFolder:
         if (self.path / JOURNAL).exists() and not resume:
             raise UsageError(
                 f"{self.path} holds a run already.",
-                "Leave --resume never out to resume it, pass --restart to set it aside, or "
+                "Remove --resume never to resume it, pass --restart to set it aside, or "
                 "choose another --output_dir.",
             )
         self._remove_leftovers()
@@ -432,7 +432,7 @@ class RunFolder:
 
 def _not_a_file(file: Path, kind: str) -> OutputError:
     return OutputError(
-        f"{file} is {kind}, where a run has a file of its own.",
+        f"{file} is {kind}, where the run would write a file.",
         "Remove it, or choose another --output_dir.",
     )
 

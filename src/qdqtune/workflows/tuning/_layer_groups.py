@@ -167,7 +167,7 @@ def _layers_of(run: TuningRun, index: GraphIndex, plain: Path) -> Sequence[Mappe
     if written is not None:
         return written
     if not layers:
-        _logger.warning("the engine does not tell its layers: ops are grouped by structure")
+        _logger.warning("the engine does not report its layers: ops are grouped by structure")
     return nodes_of_layers(index, layers)
 
 

@@ -220,7 +220,7 @@ def layers_told(worker: Worker, path: Path, feeds: StoredFeeds, runs: int) -> li
             worker.feed(model, feeds)
             return worker.layers(model, runs)
     except WorkerFailure as failure:
-        _logger.info("the engine does not say where its time goes: %s", failure)
+        _logger.info("the engine does not report where its time goes: %s", failure)
         return []
 
 

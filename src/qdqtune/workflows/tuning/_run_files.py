@@ -75,7 +75,7 @@ def lock_folder(folder: Path) -> BinaryIO:
     path, flags = folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     if kind := kind_at(path):
         raise OutputError(
-            f"{path} is {kind}, where a run has its lock.",
+            f"{path} is {kind}, where the run would write its lock.",
             "Remove it, or choose another --output_dir.",
         )
     try:
@@ -91,7 +91,7 @@ def lock_folder(folder: Path) -> BinaryIO:
     except OSError as error:
         if error.errno in _NO_LOCKS:
             _logger.warning(
-                "%s lies on a file system without locks: see to it that no other run uses it",
+                "%s lies on a file system without locks: make sure that no other run uses it",
                 folder,
             )
             return file
@@ -260,7 +260,7 @@ def sha256_with_weights(model: Path) -> str:
     """The hash of a model's file and of all files that its weights lie in, by their names.
 
     Raises:
-        ModelError: If it is no model, or weights are missing or not plain files in its folder.
+        ModelError: If it is not a model, or weights are missing or not plain files in its folder.
     """
     tensors = contents(parse_model(model)).external
     check_external_data(tensors, model)

@@ -268,7 +268,9 @@ class _TrialRun:
         for place, state in enumerate(states):
             gain = gain_of([each.log_ratios[place] for each in rounds])
             if not all(map(math.isfinite, gain)):
-                raise EngineError("The engine's times make no sense.", "Please report it.")
+                raise EngineError(
+                    "The engine's times make no sense.", "This is a bug: please report it."
+                )
             found = measured.get(state)
             self._keep(
                 state,
@@ -345,7 +347,7 @@ def search(
     problem, strategy = evaluator.problem, evaluator.problem.strategy
     stopped, seeds = problem.preparation.stopped, dict[str, float]()
     if stopped == INTERRUPTED:
-        _logger.warning("interrupted: what was found out is kept; the same command goes on")
+        _logger.warning("interrupted: all measurements are kept; the same command resumes the run")
         return SearchOutcome(strategy.best, stopped)
 
     def take_snapshot() -> None:
@@ -373,7 +375,7 @@ def search(
                 break
     except KeyboardInterrupt:
         stopped = INTERRUPTED
-        _logger.warning("interrupted: finishing the best model so far; once more to abort")
+        _logger.warning("interrupted: finishing the best model so far; press Ctrl-C again to abort")
     except EngineError as error:
         stopped = ENGINE_FAILED
         _logger.warning("%s Finishing the best model so far.", error)

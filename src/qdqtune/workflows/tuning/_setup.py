@@ -304,7 +304,7 @@ def _check_state_file(path: Path, request: TuneRequest, source: Source) -> None:
 
     Raises:
         UsageError: If it is the state of another model or quant type.
-        AutotunerError: If it is no state file.
+        AutotunerError: If it is not a state file.
         OutputError: If it can't be written there.
     """
     check_writable(path, force=True)

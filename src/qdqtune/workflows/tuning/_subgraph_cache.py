@@ -153,7 +153,7 @@ class SubgraphCache:
         if body["kind"] != KIND or body["schema"] != SCHEMA:
             raise ValueError("not a cache that this version can read")
         if body["run"] != checksum(self._header):
-            _logger.warning("%s is of another run and is not used", self.path)
+            _logger.warning("%s belongs to another run and is not used", self.path)
             return {}
         first, second, third = body["phase_1"], body["phase_2"], body["phase_3"]
         details = {str(entry["key"]): entry.pop("details", {}) for entry in second["pieces"]}
