@@ -1,8 +1,9 @@
-"""The simulated engine without a process of its own: a worker's start takes longer than its work.
+"""Engines without processes of their own: the start of a worker takes longer than its work.
 
-Most tests of the search ask what it does with measurements, not how an engine is isolated. For
-them the simulated engine answers in the test's process, through the same server and the same JSON.
-Other engines, and tests that use the fixture ``worker_processes``, have real processes.
+Most tests ask what is done with measurements and outputs, not how an engine is isolated. For them
+the simulated engine and ONNX Runtime, which calibrates, answer in the test's process, through the
+same server and the same JSON. Other engines, and tests that use the fixture ``worker_processes``,
+have real processes.
 """
 
 from __future__ import annotations
@@ -72,13 +73,13 @@ def _variables(given: Mapping[str, str]) -> Iterator[None]:
 
 
 def start_child(engine: str, *arguments: Any) -> ChildProcess | InProcessChild:
-    """What a worker starts: a process, but for the simulated engine."""
-    is_simulated = engine == registry.worker_class("simulated")
-    return (InProcessChild if is_simulated else ChildProcess)(engine, *arguments)
+    """What a worker starts: a process, but for engines that answer here."""
+    is_here = engine in map(registry.worker_class, ("simulated", registry.REFERENCE))
+    return (InProcessChild if is_here else ChildProcess)(engine, *arguments)
 
 
 def use_in_process_engine() -> None:
-    """The simulated engine's workers are none from here on."""
+    """From here on, most workers are no processes."""
     _worker.ChildProcess = start_child  # type: ignore[assignment,misc]
     # A worker's memory is given back by looking at all of it, which here is that of all tests.
     _worker_main._give_memory_back = lambda: None

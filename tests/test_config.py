@@ -241,7 +241,7 @@ def test_what_quantize_refuses(name: str, value: Any, model: str, tmp_path: Path
         ("budget_s", "--budget", 0.0, "a time above 0"),
         ("min_sqnr_db", "--min_sqnr", float("nan"), "none or a number of dB"),
         ("performance_threshold", "--performance_threshold", 0.5, "a ratio of 1 or more"),
-        ("max_drop", "--max_drop", -0.5, "a number of at least 0"),
+        ("max_drop", "--max_drop", -0.5, "a number from 0 up"),
     ],
 )
 def test_python_and_the_command_line_refuse_the_same(

@@ -316,7 +316,7 @@ class MetricConfig(Config):
         identity=Identity.YES,
     )  # fmt: skip
     max_drop: float = option(
-        0.01, number("a number of at least 0", 0.0),
+        0.01, number("a number from 0 up", 0.0),
         "how much lower than the float model's that metric may be", needs="evaluate",
         identity=Identity.YES,
     )  # fmt: skip

@@ -25,13 +25,14 @@ from qdqtune.graph._shapes import infer_shapes
 from qdqtune.qdq.dialects import ONNXRUNTIME
 from qdqtune.records._ranges import RangeMethod
 from tests.conftest import model_from_text
+from tests.in_process import real_processes
 
 UNSIGNED = ONNXRUNTIME.formats["int8"].activation
 
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    with Worker() as worker:
+    with real_processes(), Worker() as worker:
         yield worker
 
 

@@ -25,6 +25,7 @@ from qdqtune.records._errors import EngineError, ModelError
 from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import CalibrationSource, Ranges
 from tests.conftest import model_from_text
+from tests.in_process import real_processes
 
 
 def prepared(proto: onnx.ModelProto, folder: Path) -> PreparedModel:
@@ -44,7 +45,7 @@ Calibrate = Callable[[PreparedModel, list], Ranges]
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    with Worker() as started:
+    with real_processes(), Worker() as started:
         yield started
 
 
@@ -219,6 +220,7 @@ def test_no_samples_and_wrong_samples(
     assert not list(tmp_path.glob("calibration*"))
 
 
+@pytest.mark.usefixtures("worker_processes")
 def test_tensors_are_let_go_once_reduced(tmp_path: Path) -> None:
     chain = " ".join(f"t{number} = Neg(t{number - 1})" for number in range(1, 50))
     proto = model_from_text(

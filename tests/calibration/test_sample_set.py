@@ -52,7 +52,7 @@ class TestInputs:
 
     def test_that_are_no_tensors_are_refused(self) -> None:
         proto = model_from_text("g (seq(float[2]) x) => (int64 n) { n = SequenceLength(x) }")
-        with pytest.raises(ModelError, match="no tensor"):
+        with pytest.raises(ModelError, match="not a tensor"):
             expected_inputs(ir.from_proto(proto))
 
 
@@ -483,7 +483,7 @@ class TestPython:
             ({"x": None}, "NoneType for the input 'x', which is not an array"),
             (OnGpu(), "another device"),
             ([[1.0, 2.0, 3.0]], "shape"),
-            (None, "no array"),
+            (None, "not an array"),
             (rows(1, 4), r"item 0 of a list has the shape \(1, 4\)"),
         ],
     )
@@ -510,7 +510,7 @@ class TestPython:
         once = iter([rows(1, 3)])
         samples = open_samples(lambda: once, OPEN)
         list(samples)
-        with pytest.raises(UsageError, match="the first time, and none now"):
+        with pytest.raises(UsageError, match="the first time, and none this time"):
             list(samples)
 
 
@@ -681,7 +681,7 @@ class TestFunctions:
                 "my_loader:leaves",
                 r"my_loader:leaves failed: SystemExit: bye \(.*my_loader\.py:21\)",
             ),
-            ("my_loader:nothing", "my_loader:nothing gave nothing"),
+            ("my_loader:nothing", "my_loader:nothing returned nothing"),
             ("my_loader:needs", "missing 1 required positional argument"),
             ("wrong:samples", r"wrong failed: SyntaxError: .*wrong\.py:2\)"),
         ],

@@ -132,7 +132,7 @@ def test_bench_of_a_model_that_the_engine_refuses(
         (["--timing_cache", "t.cache"], "has no timing cache"),
         (["--trtexec-benchmark-args", "--fp16 --best"], "no arguments of trtexec: --fp16 --best"),
         (["--plugins", "missing.so"], "missing.so does not exist"),
-        (["--max_shapes", "x:1"], "not told ranges of shapes"),
+        (["--max_shapes", "x:1"], "not take ranges of shapes"),
     ],
 )
 def test_bench_refuses_what_its_engine_has_no_use_for(

@@ -48,7 +48,7 @@ def test_a_table_or_json(model: str, capsys: Capture) -> None:
         (["--threads", "1"], "--threads requires --layers or --groups"),
         (["--layers", "--engine", "nope"], "Unknown engine 'nope'"),
         (["--min_shapes", "1x3x32x32"], "--min_shapes requires --layers or --groups"),
-        (["--layers", "--engine", "simulated", "--max_shapes", "1"], "not told ranges of shapes"),
+        (["--layers", "--engine", "simulated", "--max_shapes", "1"], "not take ranges of shapes"),
         (["--layers", "--engine", "simulated", "--dim", "N=3"], "N"),
     ],
 )

@@ -254,7 +254,7 @@ def _nan(outputs: dict[str, Any]) -> dict[str, Any]:
     ("change", "reason"),
     [
         (lambda name, found: {}, "no output of floats"),
-        (lambda name, found: {} if name == "compared" else found, "does not tell the output 'y'"),
+        (lambda name, found: {} if name == "compared" else found, "does not report the output 'y'"),
         (lambda name, found: _nan(found) if name == "compared" else found, "SQNR -inf dB"),
         (lambda name, found: _nan(found), "output 'y' is NaN on every sample"),
         (

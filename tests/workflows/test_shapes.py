@@ -226,10 +226,10 @@ def test_a_model_that_never_ran_is_not_to_blame(
     ("signature", "message"),
     [
         ("float[N,3] x, float[2,N] h", r"x:\[N,3\], h:\[2,N\](.|\n)*--dim N=8"),
-        ("float[N,3] x, float[M,3] h", "can't be told"),
+        ("float[N,3] x, float[M,3] h", "is ambiguous"),
         ("float[1,3] x, float[2,3] h", "--set"),
         ("float[1,3] x, float[N,3] h", "--dim N=8"),
-        ("float x", "can't be told"),
+        ("float x", "is ambiguous"),
     ],
 )
 def test_a_batch_that_can_not_be_told(signature: str, message: str, tmp_path: Path) -> None:

@@ -292,7 +292,7 @@ def test_a_cache_of_another_run_is_not_used(
     with caplog.at_level(logging.WARNING, logger="qdqtune"):
         found = SubgraphCache(tmp_path / CACHE, {"model": "m", "quant_type": "fp8"})
     assert (found.groups, found.subgraphs, found.seen, found.is_profiled) == (None, {}, {}, False)
-    assert "of another run" in caplog.text
+    assert "belongs to another run" in caplog.text
     assert (tmp_path / CACHE).exists()
 
 

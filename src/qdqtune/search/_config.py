@@ -38,7 +38,7 @@ _KINDS = {
     "default_dq_dtype": one_of(DQ_DTYPES),
     "verbose": SWITCH,
     "default_q_scale": number("a number above 0", math.ulp(0.0)),
-    "performance_threshold": number("a number of at least 0", 0.0),
+    "performance_threshold": number("a number from 0 up", 0.0),
     "top_percent_to_mutate": Kind("a number from 0 to 1", _is_share),
     "maximum_sequence_region_size": whole(1),
     "minimum_topdown_search_size": whole(1),
