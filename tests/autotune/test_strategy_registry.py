@@ -14,7 +14,13 @@ from qdqtune.search._space import Space
 from qdqtune.search.strategies._bayesian import BayesianSearch
 from qdqtune.search.strategies._local_search import LocalSearch
 from qdqtune.search.strategies._registry import make_strategy, strategy_class
-from qdqtune.search.strategies._strategy import Limits, Score, SearchTask, Trial
+from qdqtune.search.strategies._strategy import (
+    Limits,
+    Score,
+    SearchTask,
+    SteppedStrategy,
+    Trial,
+)
 from qdqtune.workflows.tuning._tune import tune
 from tests.autotune.test_search import only_together, table
 
@@ -145,3 +151,32 @@ def test_a_run_searches_with_the_strategy_that_was_named(
     with pytest.raises(UsageError, match="Unknown strategy 'two_by_two'"):
         tune(model, engine="simulated", output_dir=tmp_path / "other", strategy="two_by_two")
     assert not (tmp_path / "other").exists()
+
+
+class Boundless(SteppedStrategy):
+    """Keeps to no limit, and sometimes has nothing to ask."""
+
+    def steps(self):
+        for number in range(len(self.space.groups)):
+            yield []
+            yield [Trial(self.best, (frozenset({number}),), stage="each alone")]
+
+
+def test_a_strategy_that_keeps_to_no_limit_is_cut_short(space: Space) -> None:
+    strategy = Boundless(SearchTask(space, limits=Limits(benchmarks=2)))
+    asked = []
+    for trial in strategy.trials():
+        asked.append(trial.candidates)
+        strategy.tell(trial, [Score(0.0, 0.01)])
+    assert asked == [(frozenset({0}),), (frozenset({1}),)]
+    assert strategy.is_cut_short
+
+
+def test_a_step_without_trials_does_not_end_the_search(space: Space) -> None:
+    strategy = Boundless(SearchTask(space))
+    asked = 0
+    for trial in strategy.trials():
+        asked += 1
+        strategy.tell(trial, [Score(0.0, 0.01)])
+    assert asked == len(space.groups) > 1
+    assert not strategy.is_cut_short

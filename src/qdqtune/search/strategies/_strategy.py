@@ -179,9 +179,18 @@ class SearchStrategy(ABC):
         """
 
     def trials(self) -> Iterator[Trial]:
-        """All trials of the search, one after the other; each must be told before the next."""
+        """All trials of the search, one after the other; each must be told before the next.
+
+        They end before the one that would exceed the number of candidates allowed.
+        """
+        left = self.task.limits.benchmarks
         while trials := self.ask():
-            yield from trials
+            for trial in trials:
+                left -= len(trial.candidates)
+                if left < 0:
+                    self.is_cut_short = True
+                    return
+                yield trial
 
 
 T = TypeVar("T")
@@ -229,7 +238,7 @@ class SteppedStrategy(SearchStrategy):
         """The trials that wait for an answer; none at the end of the search."""
         if self._steps is None:
             self._steps = self.steps()
-            self._trials = next(self._steps, ())
+            self._advance(self._steps, None)
         return [trial for trial in self._trials if trial not in self._told]
 
     def tell(self, trial: Trial, scores: Sequence[Score]) -> None:
@@ -244,10 +253,16 @@ class SteppedStrategy(SearchStrategy):
         if len(self._told) == len(self._trials) and self._steps is not None:
             answers = [self._told[each] for each in self._trials]
             self._told = {}
-            try:
-                self._trials = self._steps.send(answers)
-            except StopIteration:
-                self._trials = ()
+            self._advance(self._steps, answers)
+
+    def _advance(self, steps: Steps, answers: Sequence[Sequence[Score]] | None) -> None:
+        """Go on to the next trials; a step without any needs no answer."""
+        try:
+            self._trials = steps.send(answers)  # type: ignore[arg-type]  # None begins
+            while not self._trials:
+                self._trials = steps.send([])
+        except StopIteration:
+            self._trials = ()
 
     @property
     def _room(self) -> int:
