@@ -141,7 +141,7 @@ BROKEN = {
     "no such attribute": ({"value": "acme_engine:GONE"}, "AttributeError"),
     "raises": ({"init": "raise RuntimeError('out of\\n order')"}, "RuntimeError: out of order"),
     "exits": ({"init": "raise SystemExit(3)"}, "SystemExit: 3"),
-    "no entry": ({"init": "ENTRY = 'acme'"}, "is no EngineEntry, but str"),
+    "no entry": ({"init": "ENTRY = 'acme'"}, "is not of type EngineEntry, but str"),
     "other name": ({"name": "nadir"}, "announced as 'nadir', but its entry is called 'acme'"),
     "no dialect": ({"fields": "dialects=(DialectChoice('klingon'),)"}, "no dialect 'klingon'"),
     "no function": ({"fields": "dialect_function='acme'"}, "not like 'module:name'"),

@@ -102,16 +102,16 @@ class TestForms:
     @pytest.mark.parametrize(
         ("text", "words"),
         [
-            ("", "no profile"),
-            ('{"a": 1}', "no profile"),
+            ("", "not a profile"),
+            ('{"a": 1}', "not a profile"),
             ("[]", "no layers"),
             (written(), "no layers"),
             (written(entry("a"))[:-3], "cut off after"),
             (written('{ "name" : "a", "time" : 3 }'), "entries without times"),
             (written(entry("a", "x")), "no time of the layer 'a'"),
             ('[{"name": "a"}]', "no time of the layer 'a'"),
-            ('[{"name": ]', "no JSON"),
-            ("[" * 5000 + "]" * 5000, "no JSON|no layers"),
+            ('[{"name": ]', "not JSON"),
+            ("[" * 5000 + "]" * 5000, "not JSON|no layers"),
         ],
     )
     def test_what_is_no_profile_is_refused(self, text: str, words: str) -> None:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import pytest
 
 from qdqtune.engines import _registry as registry
-from qdqtune.qdq import Dialect, TensorFormat, dialect_named
+from qdqtune.qdq import Dialect, OpRule, TensorFormat, dialect_named
 from qdqtune.qdq.dialects import DIALECTS, dialects, plugins
 from qdqtune.records._errors import UsageError
 from qdqtune.testing import DialectConformance
@@ -75,7 +75,7 @@ def test_rules_apply_in_the_dialect_of_a_plugin(site: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("MY_DIALECT = 3", "is no Dialect, but int"),
+        ("MY_DIALECT = 3", "is not of type Dialect, but int"),
         ("import gone_for_good", "ModuleNotFoundError"),
         (TOY.replace('name="my_', 'name="your_'), "but is called 'your_dialect'"),
         (re.sub("rules={.*}", "rules={}", TOY), "quantizes no op"),
@@ -106,3 +106,18 @@ def test_the_kit_refuses_what_can_not_be() -> None:
             kit.test_its_formats_are_inside_their_types(with_formats(activation=wrong))
     with pytest.raises(AssertionError, match="needs opset 13"):
         kit.test_its_opset_can_express_its_types(with_formats(least_opset=11))
+
+
+@pytest.mark.parametrize(
+    ("op_type", "rule", "fault"),
+    [
+        ("Convolution", OpRule((0, 1), weight=1), "no op Convolution"),
+        ("Conv", OpRule((0, 7), weight=1), "Conv"),
+        ("Conv", OpRule((0,), weight=1), "the weight stays float"),
+        ("Conv", OpRule((0, 1), weight=1, bias=1), "the bias is among the inputs"),
+    ],
+)
+def test_the_kit_refuses_rules_that_fit_no_op(op_type: str, rule: OpRule, fault: str) -> None:
+    dialect = replace(DIALECTS["tensorrt"], rules={op_type: rule})
+    with pytest.raises(AssertionError, match=fault):
+        DialectConformance().test_its_rules_fit_their_ops(dialect)

@@ -100,9 +100,16 @@ def call(bench: Bench, test: str, arguments: dict[str, object], fault: str = "")
 def test_a_fault_is_found(faulty_bench, monkeypatch, fault, test, arguments, message):
     monkeypatch.setattr(failing, "_GONE_WITHIN_S", 0.2)
     monkeypatch.setattr(layering, "_RUNS", 1)
-    with pytest.raises((AssertionError, WorkerFailure)) as caught:
-        call(faulty_bench, test, arguments, fault)
-    assert message in str(caught.value)
+
+    def found() -> str:
+        try:
+            call(faulty_bench, test, arguments, fault)
+        except (AssertionError, WorkerFailure) as error:
+            return str(error)
+        return ""
+
+    # What only times show may be missed once, on a busy machine.
+    assert message in (found() or found() or found())
 
 
 @pytest.mark.parametrize(

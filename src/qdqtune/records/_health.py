@@ -183,5 +183,5 @@ def _load(point: importlib.metadata.EntryPoint, kind: type[_T]) -> tuple[_T | No
     except (Exception, SystemExit) as error:  # anything that a plugin's module does on import
         return None, " ".join(f"{type(error).__name__}: {error}".split())
     if not isinstance(found, kind):
-        return None, f"{point.value} is no {kind.__name__}, but {type(found).__name__}"
+        return None, f"{point.value} is not of type {kind.__name__}, but {type(found).__name__}"
     return found, ""

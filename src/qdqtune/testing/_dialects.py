@@ -121,6 +121,18 @@ class DialectConformance:
             first = _first_opset(formats, dialect.per_channel)
             assert formats.least_opset >= first, f"{quant_type} needs opset {first}"
 
+    def test_its_rules_fit_their_ops(self, dialect: Dialect) -> None:
+        """Rules are about ops that exist, and about inputs that these have."""
+        for op_type, rule in dialect.rules.items():
+            assert onnx.defs.has(op_type), f"ONNX has no op {op_type}"
+            if rule.inputs is None:
+                continue
+            most = onnx.defs.get_schema(op_type).max_input
+            assert all(0 <= each < most for each in rule.inputs), f"{op_type}: {rule}"
+            is_whole = rule.weight is None or rule.weight in rule.inputs
+            assert is_whole, f"{op_type}: the weight stays float"
+            assert rule.bias not in rule.inputs, f"{op_type}: the bias is among the inputs"
+
     def test_it_quantizes_something(self, written: list[_Written]) -> None:
         """Some op of a common model has an integer kernel."""
         for each in written:
