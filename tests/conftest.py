@@ -19,7 +19,7 @@ from qdqtune.calibration import _ranges as range_cache
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._openvino_settings import settings_of
-from tests.in_process import real_processes, use_in_process_engine
+from tests.in_process import real_processes, use_in_process_engines
 
 settings.register_profile(
     "ci",
@@ -43,9 +43,10 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # started by nohup
     signal.signal(signal.SIGHUP, lambda *_: None)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Starts what takes long to start once, or not at all."""
-    use_in_process_engine()
+    is_fast_tier = "not slow" in config.getoption("markexpr")
+    use_in_process_engines("simulated", *([registry.REFERENCE] if is_fast_tier else []))
     # What a loss of power leaves is not tested; waiting for disks takes half of a simulated run.
     os.fsync = lambda _: None  # type: ignore[assignment]
     # Every worker of OpenVINO would find this out by itself, in half a second.

@@ -1,9 +1,9 @@
 """Engines without processes of their own: the start of a worker takes longer than its work.
 
 Most tests ask what is done with measurements and outputs, not how an engine is isolated. For them
-the simulated engine and ONNX Runtime, which calibrates, answer in the test's process, through the
-same server and the same JSON. Other engines, and tests that use the fixture ``worker_processes``,
-have real processes.
+the simulated engine and, in `make test`, ONNX Runtime, which calibrates, answer in the test's
+process, through the same server and the same JSON. Other engines, and tests that use the fixture
+``worker_processes``, have real processes.
 """
 
 from __future__ import annotations
@@ -72,14 +72,13 @@ def _variables(given: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def start_child(engine: str, *arguments: Any) -> ChildProcess | InProcessChild:
-    """What a worker starts: a process, but for engines that answer here."""
-    is_here = engine in map(registry.worker_class, ("simulated", registry.REFERENCE))
-    return (InProcessChild if is_here else ChildProcess)(engine, *arguments)
+def use_in_process_engines(*names: str) -> None:
+    """From here on, workers of these engines are no processes."""
+    here = set(map(registry.worker_class, names))
 
+    def start_child(engine: str, *arguments: Any) -> ChildProcess | InProcessChild:
+        return (InProcessChild if engine in here else ChildProcess)(engine, *arguments)
 
-def use_in_process_engine() -> None:
-    """From here on, most workers are no processes."""
     _worker.ChildProcess = start_child  # type: ignore[assignment,misc]
     # A worker's memory is given back by looking at all of it, which here is that of all tests.
     _worker_main._give_memory_back = lambda: None

@@ -31,7 +31,7 @@ from qdqtune.calibration import _ranges as range_cache
 from qdqtune.workflows.tuning._journal import Journal
 from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
-from tests.in_process import use_in_process_engine
+from tests.in_process import use_in_process_engines
 
 _CHANGES = (
     "os.rename",
@@ -157,7 +157,7 @@ def in_child(work: Callable[[], None]) -> int:
     if pid == 0:
         code = 1
         try:
-            use_in_process_engine()
+            use_in_process_engines("simulated")
             work()
             code = 0
         except BaseException:
