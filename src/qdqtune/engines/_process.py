@@ -252,7 +252,10 @@ class ChildProcess:
             line += chunk
             if len(line) > _MAX_REPLY_BYTES:
                 raise ValueError("the child's answer is too long")
-        reply = parse_json(bytes(line), "the child's answer")
+        answer, _, more = bytes(line).partition(b"\n")
+        if more:
+            raise ValueError("the child answered more than once")
+        reply = parse_json(answer, "the child's answer")
         if not isinstance(reply, dict) or reply.get("number") != self._number:
             raise ValueError("the child answered something else")
         if "result" not in reply and not (reply.get("error") and isinstance(reply["error"], str)):
