@@ -34,6 +34,15 @@ class FreeNames:
         self.taken.add(name)
         return name
 
+    def prefix(self, base: str, suffixes: Iterable[str]) -> str:
+        """Return a prefix based on this name that is unused with any suffix; reserve all."""
+        prefix, copies, endings = base, 1, tuple(suffixes)
+        while not self.taken.isdisjoint(prefix + ending for ending in endings):
+            copies += 1
+            prefix = f"{base}_{copies}"
+        self.taken.update(prefix + ending for ending in endings)
+        return prefix
+
 
 def values_in(graph: ir.Graph) -> Iterator[ir.Value]:
     """Yield the values of a graph, without those of bodies in it."""

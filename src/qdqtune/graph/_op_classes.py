@@ -39,7 +39,8 @@ NORM_OPS = frozenset(
 #: The quantization ops themselves.
 QUANTIZE = "QuantizeLinear"
 DEQUANTIZE = "DequantizeLinear"
-QDQ_OPS = frozenset({QUANTIZE, DEQUANTIZE, "DynamicQuantizeLinear"})
+DYNAMIC_QUANTIZE = "DynamicQuantizeLinear"
+QDQ_OPS = frozenset({QUANTIZE, DEQUANTIZE, DYNAMIC_QUANTIZE})
 
 #: Types of the attributes that hold control-flow bodies.
 BODY_TYPES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)

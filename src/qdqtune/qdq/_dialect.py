@@ -101,6 +101,7 @@ class Dialect:
         per_channel: Whether weights have one scale per output channel, or one in all.
         weights_only: Ops that may gain if nothing but their weights is quantized.
         activations_only: Ops whose weights the engine quantizes by itself if all else is.
+        dynamic: Ops with an integer kernel that computes the scale of its input at run time.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Dialect:
     per_channel: bool = True
     weights_only: frozenset[str] = frozenset()
     activations_only: frozenset[str] = frozenset()
+    dynamic: frozenset[str] = frozenset()
 
     @property
     def asks_for_shapes(self) -> bool:

@@ -132,6 +132,11 @@ class Encoder:
             found.setdefault(key, Pair(edge.tensor, role, encoding)).edges.append(edge)
         return list(found.values())
 
+    def dynamic_weight(self, name: str) -> Encoding:
+        """The encoding of a dynamic op's weight."""
+        operands = self._operands_of(name)
+        return self._own_weight(operands.weight.tensor, operands.axis)
+
     def _check(self, edge: Edge) -> None:
         index = self.index
         index.require(edge.tensor)
@@ -221,10 +226,7 @@ class Encoder:
         name = operands.weight.tensor
         if not self.index.is_constant(name):
             return self._operand(name, siblings)
-        key: tuple[object, ...] = ("weight", name, operands.axis)
-        if key not in self._constants:
-            self._constants[key] = self._new_weight(name, operands.axis)
-        encoding, bias = self._constants[key], operands.bias
+        encoding, bias = self._own_weight(name, operands.axis), operands.bias
         if bias is None or bias not in siblings.wanted:
             return encoding
         data = self._operand(operands.data.tensor, siblings)
@@ -234,10 +236,16 @@ class Encoder:
             self._constants[key] = fit_bias(encoding, self._values(bias.tensor), data, precision)
         return self._constants[key]
 
-    def _new_weight(self, name: str, axis: int | None) -> Encoding:
-        values, layout = self._values(name), self.format.weight
-        kept = given_weight(self.given.get(name), values, axis, layout)
-        return kept or encode_weight(values, layout, axis, self._precision(name))
+    def _own_weight(self, name: str, axis: int | None) -> Encoding:
+        """The encoding of a weight by itself, whatever bias is added to its products."""
+        key = ("weight", name, axis)
+        if key not in self._constants:
+            values, layout = self._values(name), self.format.weight
+            kept = given_weight(self.given.get(name), values, axis, layout)
+            self._constants[key] = kept or encode_weight(
+                values, layout, axis, self._precision(name)
+            )
+        return self._constants[key]
 
     def _operands_of(self, name: str) -> _Operands:
         if name not in self._operands:

@@ -18,11 +18,12 @@ from onnx.helper import make_attribute, make_node
 
 from qdqtune._version import __version__
 from qdqtune.graph._fingerprint import tensor_digest
-from qdqtune.graph._index import value_names
+from qdqtune.graph._index import FreeNames, value_names
 from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE
 from qdqtune.graph._prepared_model import PreparedModel, constant_part, node_part
 from qdqtune.graph._weights import values_of
 from qdqtune.qdq._dialect import Dialect
+from qdqtune.qdq._dynamic import DynamicOps
 from qdqtune.qdq._encoder import Encoder, Pair
 from qdqtune.qdq._encoding import ReadEncoding, quantize
 from qdqtune.records._errors import UsageError
@@ -69,13 +70,14 @@ class Inserter:
             [output.name for output in node.outputs if output.name] for node in self.index.nodes
         ]
         self._serialized: dict[tuple[object, ...], _SerializedPair] = {}
-        self._taken = value_names(self.index.model)
+        self._names = FreeNames(value_names(self.index.model))
         self._prefixes: dict[str, str] = {}
+        self._dynamic = DynamicOps(base, self.encoder, self._names)
 
     def with_ranges(self, ranges: Ranges) -> Inserter:
         """Another one, with other ranges; weights that were quantized already are shared."""
         other = copy.copy(self)
-        other.encoder = self.encoder.with_ranges(ranges)
+        other.encoder = self.encoder.with_ranges(ranges)  # weights don't depend on them
         other._metadata = {**self._metadata, "qdqtune.calibration": ranges.source.value}
         return other
 
@@ -108,10 +110,16 @@ class Inserter:
         Raises:
             UsageError: If the placement is not one of this model.
         """
+        edges = self.index.effective(placement)
+        self._dynamic.check(placement.dynamic, edges)
         rewiring = _Rewiring(self.base)
+        weights = {}
+        for name in sorted(placement.dynamic):
+            rewiring.read_quantized[self._dynamic.key(name)[0]] += 1
+            weights[self._dynamic.key(name)] = self._dynamic.constants(name)
         before: list[_SerializedPair] = []
         behind: dict[str, list[_SerializedPair]] = defaultdict(list)
-        for pair in self.encoder.pairs(self.index.effective(placement)):
+        for pair in self.encoder.pairs(edges):
             serialized = self._serialized_pair(pair)
             rewiring.add(pair, serialized)
             produced = self.index.value[pair.tensor].producer() is not None
@@ -119,11 +127,18 @@ class Inserter:
         constants = [
             part for name, part in self.base.constant_parts.items() if rewiring.still_read(name)
         ]
+        constants += weights.values()
         constants += (serialized.constants for serialized in before)
         constants += (serialized.constants for group in behind.values() for serialized in group)
         nodes = [serialized.nodes for serialized in before]
+        quantized_at_run_time: set[str] = set()
         for position, outputs in enumerate(self._outputs):
-            nodes.append(rewiring.node(position))
+            name = self.index.nodes[position].name or ""
+            if name in placement.dynamic:
+                proto = rewiring.proto(position)
+                nodes.append(self._dynamic.nodes(name, proto, quantized_at_run_time))
+            else:
+                nodes.append(rewiring.node(position))
             for tensor in outputs:
                 nodes += (
                     rewiring.feed(tensor, serialized) for serialized in behind.get(tensor, ())
@@ -171,12 +186,7 @@ class Inserter:
         if pair.role in ("weight", "bias") and len(self.index.readers(name)) > 1:
             name += f"_{zlib.crc32(repr(pair.encoding.key).encode()):08x}"
         if name not in self._prefixes:
-            prefix, copies = name, 1
-            while not self._taken.isdisjoint(prefix + suffix for suffix in _SUFFIXES):
-                copies += 1
-                prefix = f"{name}_{copies}"
-            self._taken.update(prefix + suffix for suffix in _SUFFIXES)
-            self._prefixes[name] = prefix
+            self._prefixes[name] = self._names.prefix(name, _SUFFIXES)
         return self._prefixes[name]
 
 
@@ -192,18 +202,22 @@ class _SerializedPair:
 
 
 class _Rewiring:
-    """The nodes of one candidate that read something else than in the base."""
+    """The nodes of one candidate that read something else than in the base.
+
+    Attributes:
+        read_quantized: By how many readers the quantized values of a constant are read.
+    """
 
     def __init__(self, base: PreparedModel) -> None:
         self._base = base
         self._index = base.index
         self._copies: dict[int, onnx.NodeProto] = {}
         self._renamed: dict[str, str] = {}
-        self._read_quantized: dict[str, int] = defaultdict(int)
+        self.read_quantized: dict[str, int] = defaultdict(int)
 
     def add(self, pair: Pair, serialized: _SerializedPair) -> None:
         if serialized.stored:
-            self._read_quantized[pair.tensor] += len(pair.edges)
+            self.read_quantized[pair.tensor] += len(pair.edges)
         for edge in pair.edges:
             if edge.node:
                 self._copy(edge.node).input[edge.position] = serialized.output
@@ -239,11 +253,15 @@ class _Rewiring:
 
     def still_read(self, constant: str) -> bool:
         """Whether anybody still reads the float values of a constant."""
-        quantized = self._read_quantized.get(constant, 0)
+        quantized = self.read_quantized.get(constant, 0)
         if not quantized:
             return True
         stays = len(self._index.readers(constant)) > quantized
         return stays or self._index.read_by_body(constant)
+
+    def proto(self, position: int) -> onnx.NodeProto:
+        """A node of the base, rewired, as a proto that must not be changed."""
+        return self._copies.get(position, self._base.nodes[position])
 
     def node(self, position: int) -> bytes:
         """A node of the base, rewired."""

@@ -101,6 +101,30 @@ def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node, quant_type: str)
     return ""
 
 
+def why_not_dynamic(index: GraphIndex, dialect: Dialect, node: ir.Node) -> str:
+    """Why an op can't be dynamic in this dialect; empty if it can."""
+    if not is_standard(node) or node.op_type not in dialect.dynamic:
+        return f"{dialect.name} does not quantize the input of {node.op_type} at run time"
+    data, weight = input_at(node, 0), input_at(node, 1)
+    if data is None or weight is None or not index.is_constant(weight.name or ""):
+        return "its second operand is not a constant"
+    for value in (data, weight):
+        if index.dtype(value.name or "") != ir.DataType.FLOAT:
+            return "DynamicQuantizeLinear reads float32 only"
+    if index.is_constant(data.name or ""):
+        return "its first operand is a constant"
+    if len(index.shape(weight.name or "") or ()) < 2:
+        return "its weight is a vector"
+    if not index.is_finite(weight.name or ""):
+        return f"the constant {weight.name!r} holds infinite or undefined values"
+    attributes = node.attributes
+    if attributes.get_int("transA", 0):
+        return "its first operand is transposed"
+    if attributes.get_float("alpha", 1.0) != 1.0 or attributes.get_float("beta", 1.0) != 1.0:
+        return "it scales its operands"
+    return ""
+
+
 def _why_no_rule(dialect: Dialect, node: ir.Node) -> str:
     if has_body(node):
         return f"ops in the bodies of {node.op_type} are not quantized"
@@ -194,17 +218,19 @@ def canonical(index: GraphIndex, placement: Placement) -> Placement:
         for tensor in tensors
         if not index.is_constant(tensor) and edges.issuperset(index.readers(tensor))
     )
-    return Placement(edges, frozenset(full))
+    return Placement(edges, frozenset(full), placement.dynamic)
 
 
 def merge(placements: Iterable[Placement]) -> Placement:
     """The union of many placements."""
     edges: set[Edge] = set()
     outputs: set[str] = set()
+    dynamic: set[str] = set()
     for placement in placements:
         edges |= placement.edges
         outputs |= placement.outputs
-    return Placement(frozenset(edges), frozenset(outputs))
+        dynamic |= placement.dynamic
+    return Placement(frozenset(edges), frozenset(outputs), frozenset(dynamic))
 
 
 def unit_outputs(index: GraphIndex, dialect: Dialect, node: ir.Node) -> list[str]:

@@ -12,9 +12,10 @@ import onnx_ir as ir
 
 from qdqtune.graph._folding import fold
 from qdqtune.graph._index import GraphIndex
-from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE, is_op, is_standard
+from qdqtune.graph._op_classes import QDQ_OPS, is_op, is_standard
 from qdqtune.graph._opset import least_opset, raise_opset
 from qdqtune.graph._precision import convert_precision
+from qdqtune.qdq._dynamic import find_dynamic_ops
 from qdqtune.qdq._read_back import ReadResult, strip
 from qdqtune.records._errors import ModelError
 from qdqtune.records._precision import Precision
@@ -31,7 +32,7 @@ _REFUSED = (
     (
         frozenset({"ConvInteger", "MatMulInteger", "DynamicQuantizeLinear"}),
         ("DynamicQuantize", "MatMulIntegerToFloat", "QAttention"),
-        "dynamically ({}): its scales are computed at run time.",
+        "dynamically ({}) in a form that can't be taken apart.",
         "",
     ),
 )
@@ -42,15 +43,17 @@ Preparation = Callable[[ir.Model], object]
 
 
 def refuse_integer_ops(model: ir.Model, path: str | Path) -> None:
-    """Make sure that a model is float, or quantized with Q/DQ pairs.
+    """Make sure that a model is float, or quantized with Q/DQ pairs and dynamic ops that we know.
 
     Raises:
-        ModelError: If it has ops of the QOperator format or of dynamic quantization.
+        ModelError: If it has ops of the QOperator format or of other dynamic quantization.
     """
+    known = {node for op in find_dynamic_ops(model.graph) for node in op.nodes}
     for standard, microsoft, how, instead in _REFUSED:
         found = Counter(
             node.op_type
             for node in model.graph
+            if node not in known
             if (is_standard(node) and node.op_type in standard)
             or (node.domain == _MICROSOFT and node.op_type.startswith(microsoft))
         )
@@ -124,5 +127,5 @@ def make_float(
 
 
 def has_qdq(model: ir.Model) -> bool:
-    """Whether there are Q or DQ nodes in the main graph."""
-    return any(is_op(node, QUANTIZE, DEQUANTIZE) for node in model.graph)
+    """Whether there are Q or DQ nodes, or dynamic ones, in the main graph."""
+    return any(is_op(node, *QDQ_OPS) for node in model.graph)

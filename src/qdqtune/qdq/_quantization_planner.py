@@ -27,6 +27,7 @@ from qdqtune.qdq._op_units import (
     unit,
     unit_outputs,
     why_not,
+    why_not_dynamic,
 )
 from qdqtune.records._errors import UsageError
 from qdqtune.records._placement import Edge, Placement
@@ -131,6 +132,7 @@ class QuantizationPlanner:
         passthrough: Names of ops that follow, in the graph's order.
         units: What each of both needs.
         left_float: Node name to the reason why it can't be quantized.
+        dynamic: Names of ops whose input can be quantized at run time, in the graph's order.
         shared: What ops only move.
     """
 
@@ -151,6 +153,11 @@ class QuantizationPlanner:
             kind = self.passthrough if role_rule(dialect, node).same_scale else self.compute
             kind[name] = unit(index, dialect, node, whole=True)
         self.units = {**self.compute, **self.passthrough}
+        self.dynamic = tuple(
+            node.name or ""
+            for node in index.nodes
+            if node.op_type in dialect.dynamic and not why_not_dynamic(index, dialect, node)
+        )
         self.shared = SharedEncodings(index, dialect)
 
     def placement(
@@ -159,6 +166,7 @@ class QuantizationPlanner:
         weights_only: Collection[str] = (),
         quantized_before: Collection[str] = (),
         float_weights: Collection[str] = (),
+        dynamic: Collection[str] = (),
     ) -> Placement:
         """The places that quantize these ops, in canonical form.
 
@@ -168,8 +176,10 @@ class QuantizationPlanner:
             quantized_before: Tensors that are taken to be quantized by who makes them: ops that
                 only move values follow.
             float_weights: Ops among them whose weights are left float, for the engine to quantize.
+            dynamic: Ops whose input is quantized at run time, unless they are among the others.
         """
         wanted = frozenset(names)
+        at_run_time = frozenset(dynamic).intersection(self.dynamic) - wanted
         whole = merge(places for name, places in self.compute.items() if name in wanted)
         edges, outputs = set(whole.edges), set(whole.outputs)
         for name in float_weights:
@@ -185,8 +195,10 @@ class QuantizationPlanner:
                 quantized |= places.outputs
         if self.dialect.propagates_dq:
             self._propagate_dq(wanted, edges, outputs)
-        edges.update(edge for name in weights_only for edge in self.weight_edges(name))
-        return canonical(self.index, Placement(frozenset(edges), frozenset(outputs)))
+        stored = frozenset(weights_only) - at_run_time
+        edges.update(edge for name in stored for edge in self.weight_edges(name))
+        whole = Placement(frozenset(edges), frozenset(outputs), at_run_time)
+        return canonical(self.index, whole)
 
     @property
     def candidate_edges(self) -> Placement:
@@ -340,7 +352,7 @@ def _shared(index: GraphIndex, placement: Placement) -> Placement:
     """Let every node that reads a quantized activation read the quantized value."""
     activations = {edge.tensor for edge in placement.edges if not index.is_constant(edge.tensor)}
     readers = (edge for tensor in activations for edge in index.readers(tensor) if edge.node)
-    return Placement(placement.edges.union(readers), placement.outputs)
+    return Placement(placement.edges.union(readers), placement.outputs, placement.dynamic)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
@@ -377,7 +389,15 @@ def translate(
         positions[edge.node].add(edge.position)
     left_float: dict[str, str] = {}
     units: dict[str, Placement] = {}
+    dynamic: set[str] = set()
     for name, node in index.node.items():
+        if name in placement.dynamic:
+            reason = why_not_dynamic(index, dialect, node)
+            if reason:
+                left_float[name] = reason
+            else:
+                dynamic.add(name)
+            continue
         if not _is_quantized(index, dialect, node, positions[name], tensors):
             continue
         reason = why_not(index, dialect, node, quant_type)
@@ -390,7 +410,8 @@ def translate(
         whole = QuantizationPlanner(index, dialect, quant_type).placement(units)
     else:
         whole = merge(units.values())
-    return Selection(whole, tuple(units), left_float)
+    whole = Placement(whole.edges, whole.outputs, frozenset(dynamic))
+    return Selection(whole, (*units, *sorted(dynamic)), left_float)
 
 
 def _transferred(index: GraphIndex, edges: frozenset[Edge]) -> frozenset[Edge]:

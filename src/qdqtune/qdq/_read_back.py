@@ -13,7 +13,16 @@ import onnx_ir as ir
 
 from qdqtune.graph._editing import add_constant
 from qdqtune.graph._index import FreeNames, GraphIndex, value_names
-from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE, WEIGHTED_OPS, input_at, is_op
+from qdqtune.graph._op_classes import (
+    DEQUANTIZE,
+    DYNAMIC_QUANTIZE,
+    QDQ_OPS,
+    QUANTIZE,
+    WEIGHTED_OPS,
+    input_at,
+    is_op,
+)
+from qdqtune.qdq._dynamic import DynamicOp, find_dynamic_ops
 from qdqtune.qdq._encoding import ReadEncoding, dequantize, wider
 from qdqtune.qdq._insert import COPY_OF
 from qdqtune.qdq._op_units import canonical
@@ -71,6 +80,8 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
     """
     own = any(key.startswith("qdqtune.") for key in model.metadata_props)
     stripper = _Stripper(model, weights_from, foreign=not own)
+    for op in list(find_dynamic_ops(model.graph)):
+        stripper.make_static(op)
     for node in list(model.graph):
         if is_op(node, DEQUANTIZE):
             stripper.take_out(node)
@@ -100,6 +111,29 @@ class _Stripper:
         self._rounded: set[str] = set()
         self._names = FreeNames(value_names(model))
         self._pairs = 0
+        self._dynamic: list[ir.Node] = []
+
+    def make_static(self, op: DynamicOp) -> None:
+        """Put the float op back in the place of a dynamic one."""
+        encoding, steps = op.encoding, _constant_of(op.weight)
+        assert steps is not None
+        if op.is_transposed:
+            steps, encoding = _transposed(steps), replace(encoding, axis=0)
+        weight = self._restore(op.weight_name, steps, encoding, op.weight)
+        inputs = [op.data, weight, *([op.bias] if op.bias is not None else [])]
+        node = ir.node(op.op_type, inputs, name=op.name)
+        if op.is_transposed:
+            node.attributes.add(ir.AttrInt64("transB", 1))
+        old, new = op.nodes[-1].outputs[0], node.outputs[0]
+        new.type, new.shape = old.type, old.shape
+        self._graph.insert_before(op.nodes[-1], node)
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        name, old.name = old.name, f"{old.name}_dynamic"
+        new.name = name
+        op.nodes[-1].name = None
+        self._removed += op.nodes
+        self._encodings.append((weight, encoding))
+        self._dynamic.append(node)
 
     def take_out(self, node: ir.Node) -> None:
         encoding = _encoding_of(node)
@@ -118,7 +152,11 @@ class _Stripper:
             if self._foreign and origin is not None:
                 origin = self._activated(origin, encoding)
         elif not between and _constant_of(stored) is not None:
-            origin = self._restore(node, stored, encoding)
+            constant = _constant_of(stored)
+            assert constant is not None
+            name = _original_name(node, stored)
+            # The name of the DQ is free: it goes.
+            origin = self._restore(name, constant, encoding, stored, node.outputs[0].name)
         else:
             return
         assert origin is not None
@@ -144,7 +182,7 @@ class _Stripper:
                     f"Q/DQ: at most {_MOST_INPUTS:,} can be handled.",
                     "Split it into several nodes.",
                 )
-            if user.graph is self._graph and not is_op(user, QUANTIZE):
+            if user.graph is self._graph and not is_op(user, QUANTIZE, DYNAMIC_QUANTIZE):
                 self._edges[origin, user.name or "", index] = None
             user.replace_input_with(index, origin)
         for index, output in enumerate(self._graph.outputs):
@@ -166,11 +204,23 @@ class _Stripper:
         origin.type, origin.shape = dequantized.type, dequantized.shape
         self._graph.outputs[index] = origin
 
-    def _restore(self, node: ir.Node, stored: ir.Value, encoding: ReadEncoding) -> ir.Value:
-        """The float initializer behind a stored one."""
-        name = _original_name(node, stored)
-        steps = _constant_of(stored)
-        assert steps is not None
+    def _restore(
+        self,
+        name: str,
+        steps: ir.TensorProtocol,
+        encoding: ReadEncoding,
+        stored: ir.Value,
+        free: str | None = None,
+    ) -> ir.Value:
+        """The float initializer behind a stored one.
+
+        Args:
+            name: What it was called.
+            steps: The quantized values, in its layout.
+            encoding: Their encoding.
+            stored: Where they are stored.
+            free: A name in use that becomes free.
+        """
         dtype = ir.DataType.from_numpy(encoding.scale.dtype)
         original = self._original(name, steps, dtype)
         kept = self._graph.initializers.get(name)
@@ -180,8 +230,7 @@ class _Stripper:
         way = (stored, encoding.scale.tobytes(), b"" if point is None else point.tobytes())
         key: object = name if original is not None else (*way, encoding.axis)
         if key not in self._restored:
-            # The name of the DQ is free: it goes.
-            is_taken = name in self._names.taken and name != node.outputs[0].name
+            is_taken = name in self._names.taken and name != free
             if is_taken or name in self._graph.initializers:
                 name = self._names.new(name)
             if original is None:
@@ -253,14 +302,19 @@ class _Stripper:
 
     def reading(self) -> ReadResult:
         edges = frozenset(Edge(value.name or "", node, index) for value, node, index in self._edges)
-        placement = canonical(GraphIndex(self._model), Placement(edges))
+        dynamic = frozenset(node.name or "" for node in self._dynamic)
+        placement = canonical(GraphIndex(self._model), Placement(edges, dynamic=dynamic))
         encodings: dict[str, ReadEncoding] = {}
         for value, encoding in self._encodings:
             name = value.name or ""
             encodings[name] = wider(encodings.get(name, encoding), encoding)
         nodes = (node for graph in self._model.graphs() for node in graph)
-        left = sum(is_op(node, QUANTIZE, DEQUANTIZE) for node in nodes)
+        left = sum(is_op(node, *QDQ_OPS) for node in nodes)
         return ReadResult(placement, encodings, self._pairs, left, len(self._rounded))
+
+
+def _transposed(steps: ir.TensorProtocol) -> ir.TensorProtocol:
+    return ir.Tensor(steps.numpy().T, steps.dtype)
 
 
 def _dequantized(

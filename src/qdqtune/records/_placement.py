@@ -12,6 +12,8 @@ from qdqtune.records._errors import LimitError, UsageError
 from qdqtune.records._untrusted_files import SCHEMAS, parse_json, versioned
 
 _DIGEST_BYTES = 16
+# The first schema, which has no dynamic ops; a placement without any is still written in it.
+_STATIC_SCHEMA = 1
 _MADE_BY = "Such files are made by `qdqtune insert … --save_placement FILE`."
 
 
@@ -31,31 +33,39 @@ class Edge(NamedTuple):
 
 @dataclass(frozen=True)
 class Placement:
-    """A set of positions for Q/DQ pairs, by the names of one model.
+    """What is quantized in one model, by its names: positions of Q/DQ pairs, and dynamic ops.
 
     An edge lets that one reader see the quantized value. An output lets every reader of the tensor
-    see it. The effective placement is the union of both.
+    see it. The effective placement is the union of both. A dynamic op multiplies integers without
+    any pair: its weight is stored quantized, and the scale of its input is computed at run time.
 
     Attributes:
         edges: Readers that see a quantized value.
         outputs: Tensors that are quantized right after their producer.
+        dynamic: Names of the dynamic ops.
     """
 
     edges: frozenset[Edge] = frozenset()
     outputs: frozenset[str] = frozenset()
+    dynamic: frozenset[str] = frozenset()
 
     @classmethod
     def of(
-        cls, edges: Iterable[Edge | tuple[str, str, int]] = (), outputs: Iterable[str] = ()
+        cls,
+        edges: Iterable[Edge | tuple[str, str, int]] = (),
+        outputs: Iterable[str] = (),
+        dynamic: Iterable[str] = (),
     ) -> Placement:
         """Build a placement from any iterables."""
-        return cls(frozenset(Edge(*edge) for edge in edges), frozenset(outputs))
+        return cls(frozenset(Edge(*edge) for edge in edges), frozenset(outputs), frozenset(dynamic))
 
     def __or__(self, other: Placement) -> Placement:
-        return Placement(self.edges | other.edges, self.outputs | other.outputs)
+        return Placement(
+            self.edges | other.edges, self.outputs | other.outputs, self.dynamic | other.dynamic
+        )
 
     def __bool__(self) -> bool:
-        return bool(self.edges or self.outputs)
+        return bool(self.edges or self.outputs or self.dynamic)
 
     @property
     def tensors(self) -> frozenset[str]:
@@ -73,13 +83,15 @@ class Placement:
         Args:
             model_fingerprint: Fingerprint of the model whose names these are.
         """
-        body = {
+        body: dict[str, object] = {
             "kind": "placement",
-            "schema": SCHEMAS["placement"],
+            "schema": SCHEMAS["placement"] if self.dynamic else _STATIC_SCHEMA,
             "model": model_fingerprint,
             "outputs": sorted(self.outputs),
             "edges": [list(edge) for edge in sorted(self.edges)],
         }
+        if self.dynamic:
+            body["dynamic"] = sorted(self.dynamic)
         return json.dumps(body, indent=1) + "\n"
 
     @classmethod
@@ -108,6 +120,8 @@ class Placement:
                     f"{source}: {edge!r} is not an edge.",
                     "An edge is [tensor name, reader's node name, input index].",
                 )
-        if not isinstance(outputs, list) or not all(isinstance(name, str) for name in outputs):
-            raise UsageError(f'{source}: "outputs" must be a list of tensor names.', _MADE_BY)
-        return cls.of(edges, outputs)
+        dynamic = body.get("dynamic", [])
+        for field, names, kind in (("outputs", outputs, "tensor"), ("dynamic", dynamic, "node")):
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                raise UsageError(f'{source}: "{field}" must be a list of {kind} names.', _MADE_BY)
+        return cls.of(edges, outputs, dynamic)

@@ -35,6 +35,7 @@ class Form(Enum):
     WHOLE = "whole"
     WEIGHTS = "weights only"
     ACTIVATIONS = "activations only"
+    DYNAMIC = "dynamic"
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,10 @@ class Space:
         self._keys: dict[State, str] = {}
         self._closed: dict[State, State] = {}
         self._neighbours = self._find_neighbours()
+        self.dynamic = frozenset(
+            number for number, group in enumerate(self.groups) if group.form is Form.DYNAMIC
+        )
+        self._rivals = self._find_rivals() if self.dynamic else {}
 
     @property
     def patterns(self) -> dict[str, list[int]]:
@@ -89,24 +94,36 @@ class Space:
         return self.by(lambda group: group.pattern)
 
     def by(self, key: Callable[[Group], str]) -> dict[str, list[int]]:
-        """The groups with each value of a key, in order of first appearance."""
+        """The groups with each value of a key, in order of first appearance.
+
+        Dynamic groups are not mixed with others: of an op, only one form is chosen.
+        """
         found: dict[str, list[int]] = {}
         for number, group in enumerate(self.groups):
-            found.setdefault(key(group), []).append(number)
+            value = key(group)
+            if number in self.dynamic:
+                value = f"{value} {Form.DYNAMIC.value}"
+            found.setdefault(value, []).append(number)
         return found
 
     @property
     def everything(self) -> State:
-        """Every group."""
-        return frozenset(range(len(self.groups)))
+        """Every group; what could also be dynamic is not."""
+        return frozenset(range(len(self.groups))) - self.dynamic
 
     def of_ops(self, op_types: Collection[str]) -> State:
-        """The groups of these op types, and all that only move values."""
+        """The groups of these op types, and all that only move values; none is dynamic."""
         return frozenset(
             number
-            for number, group in enumerate(self.groups)
-            if group.op_type in op_types or self.moves(number)
+            for number in self.everything
+            if self.groups[number].op_type in op_types or self.moves(number)
         )
+
+    def switched(self, state: State, flip: State) -> State:
+        """A choice with some groups flipped; what becomes dynamic is nothing else any more."""
+        added = flip - state
+        dropped = {rival for number in added for rival in self._rivals.get(number, ())} - added
+        return (state ^ flip) - dropped
 
     def weighted(self) -> State:
         """The ops with weights, and what moves their results."""
@@ -116,6 +133,19 @@ class Space:
         """Whether a group's ops only move values."""
         return self.groups[number].nodes[0] in self.planner.passthrough
 
+    def with_one_form(self, state: State, values: Sequence[float]) -> State:
+        """A choice in which ops that are chosen in two forms have the more valuable one only.
+
+        Args:
+            state: The choice.
+            values: What each group is worth.
+        """
+        dropped = set()
+        for number in state & self.dynamic:
+            for rival in self._rivals[number] & state:
+                dropped.add(min(number, rival, key=lambda each: values[each]))
+        return state - dropped
+
     def placement(self, state: State) -> Placement:
         """What a choice comes to in the model."""
         if state not in self._placements:
@@ -124,7 +154,10 @@ class Space:
                 names[self.groups[number].form].update(self.groups[number].nodes)
             whole, fed = names[Form.WHOLE], names[Form.ACTIVATIONS]
             self._placements[state] = self.planner.placement(
-                whole | fed, names[Form.WEIGHTS], float_weights=fed - whole
+                whole | fed,
+                names[Form.WEIGHTS],
+                float_weights=fed - whole,
+                dynamic=names[Form.DYNAMIC],
             )
         return self._placements[state]
 
@@ -141,6 +174,8 @@ class Space:
             found[Form.WEIGHTS] = self.planner.stored(placement)
         if Form.ACTIVATIONS in self._forms:
             found[Form.ACTIVATIONS] = self.planner.fed(placement)
+        if Form.DYNAMIC in self._forms:
+            found[Form.DYNAMIC] = placement.dynamic
         return frozenset(
             number
             for number, group in enumerate(self.groups)
@@ -178,6 +213,8 @@ class Space:
         touching: dict[str, set[int]] = {}
         index = self.planner.index
         for number, group in enumerate(self.groups):
+            if group.form is Form.DYNAMIC:
+                continue  # it reads and writes floats, whatever is around it
             for name in group.nodes:
                 for tensor in filterfalse(index.is_constant, _tensors(index.node[name])):
                     touching.setdefault(wires.get(tensor, tensor), set()).add(number)
@@ -186,6 +223,20 @@ class Space:
             for number in numbers:
                 neighbours[number] |= numbers
         return neighbours
+
+    def _find_rivals(self) -> dict[int, set[int]]:
+        """Groups of which one is dynamic that have ops in common."""
+        of_node: dict[str, set[int]] = {}
+        for number, group in enumerate(self.groups):
+            for name in group.nodes:
+                of_node.setdefault(name, set()).add(number)
+        rivals: dict[int, set[int]] = {}
+        for number in self.dynamic:
+            near = set().union(*(of_node[name] for name in self.groups[number].nodes)) - {number}
+            rivals[number] = near
+            for other in near:
+                rivals.setdefault(other, set()).add(number)
+        return rivals
 
     def _wires(self) -> dict[str, str]:
         """Results of ops that are no choice and have one operand, such as a Relu: to the operand.
@@ -266,22 +317,27 @@ def group_ops(
     patterns = group_regions(regions, index)
     views = tuple(view_pattern(forms, index) for forms in patterns)
     found: list[tuple[int, Group]] = []
+    dynamic = frozenset(planner.dynamic)
     for view, forms in zip(views, patterns, strict=True):
         for role, places in enumerate(zip(*(form.nodes for form in forms), strict=True)):
             nodes = [index.nodes[place] for place in sorted(places)]
-            names = tuple(node.name for node in nodes if node.name in planner.units)
-            if names:
-                signature, key = view.pattern.signature, _group_key(index, nodes[0])
-                group = Group(signature, role, nodes[0].op_type, names, key)
-                found.append((index.position[names[0]], group))
-    found.sort(key=lambda each: each[0])
+            signature = view.pattern.signature
+            forms_of = ((Form.WHOLE, planner.units), (Form.DYNAMIC, dynamic))
+            for form, possible in forms_of:
+                names = tuple(node.name or "" for node in nodes if node.name in possible)
+                if names:
+                    key = _group_key(index, nodes[0])
+                    group = Group(signature, role, nodes[0].op_type, names, key, form)
+                    found.append((index.position[names[0]], group))
+    # Those that are dynamic come last, so that numbers of others don't depend on them.
+    found.sort(key=lambda each: (each[1].form is Form.DYNAMIC, each[0]))
     cached: set[Edge] = set()
     cached_patterns = 0
     if cache is not None:
         cached_patterns = cache.occurring(view.pattern for view in views)
         for view, forms in zip(views, patterns, strict=True):
-            for form in forms:
-                cached |= _cached_edges(cache, view, form, index)
+            for region in forms:
+                cached |= _cached_edges(cache, view, region, index)
     groups = tuple(group for _, group in found)
     return Grouping(groups, len(regions), views, frozenset(cached), cached_patterns)
 

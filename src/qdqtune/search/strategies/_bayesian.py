@@ -294,12 +294,16 @@ def proposals(
     found: list[State] = []
     worlds = [regression.effects(), *(regression.effects(generator) for _ in range(_WORLDS))]
     for effects in worlds:
-        best = [ascend(start, effects, regression.pairs) for start in starts]
+        best = [
+            space.with_one_form(ascend(start, effects, regression.pairs), effects[0])
+            for start in starts
+        ]
         found.append(max(best, key=lambda state: value_of(state, effects, regression.pairs)))
-    found += [incumbent ^ {number} for number in range(len(space.groups))]
-    found += [incumbent ^ {*pair} for pair in regression.pairs]
+    flips = [frozenset({number}) for number in range(len(space.groups))]
+    flips += map(frozenset, regression.pairs)
     for numbers in space.patterns.values():
-        found += (incumbent | {*numbers}, incumbent - {*numbers})
+        flips += (frozenset(numbers) - incumbent, incumbent.intersection(numbers))
+    found += (space.switched(incumbent, flip) for flip in flips)
     return [state for state in dict.fromkeys(found) if state != incumbent]
 
 

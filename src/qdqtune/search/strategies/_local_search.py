@@ -123,13 +123,14 @@ class LocalSearch(SteppedStrategy):
             new = [one for one in map(frozenset, sets.values()) if one not in seen]
             seen.update(new)
             found[name] = self._by_share(new)
-        singles = [one for one in self._singles(self.space.everything) if one not in seen]
+        every = self.space.everything | self.space.dynamic
+        singles = [one for one in self._singles(every) if one not in seen]
         return {**found, "single ops": singles, **self._neighbourhoods(seen.union(singles))}
 
     def _neighbourhoods(self, seen: set[State]) -> dict[str, list[State]]:
         """Connected groups around each one: where conversions cost, none of them pays alone."""
         found: dict[str, list[State]] = {}
-        around = {number: frozenset({number}) for number in self.space.everything}
+        around = {number: frozenset({number}) for number in sorted(self.space.everything)}
         for size in _NEIGHBOURHOODS:
             new: dict[State, None] = {}
             for number, grown in around.items():
@@ -169,7 +170,7 @@ class LocalSearch(SteppedStrategy):
             for one in sets[start : start + size]:
                 for flip in (one & self.best, one - self.best):
                     if flip:
-                        candidates.setdefault(self.best ^ flip, flip)
+                        candidates.setdefault(self.space.switched(self.best, flip), flip)
             scores = yield from self._scores(self.best, candidates, Effort.SCREEN, stage)
             promising = sorted(
                 (state for state, score in scores.items() if score.certainty > _PROMISING),
@@ -186,7 +187,10 @@ class LocalSearch(SteppedStrategy):
         parts: list[State] = []
         size = len(flips)
         while size:
-            parts.append(self.best ^ NOTHING.union(*flips[:size]))
+            part = self.best
+            for flip in reversed(flips[:size]):  # of flips that exclude each other the best stays
+                part = self.space.switched(part, flip)
+            parts.append(part)
             size //= 2
         yield from self._take_best(parts, stage)
 

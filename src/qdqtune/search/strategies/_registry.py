@@ -47,7 +47,7 @@ def make_strategy(task: SearchTask, name: str = AUTO_STRATEGY) -> SearchStrategy
         return strategy_class(name)(task)
     if task.workflow == SUBGRAPH:
         return strategy_class("assembly")(task)
-    few = len(task.space.groups) <= _FEW
+    few = len(task.space.everything) <= _FEW
     return strategy_class("bayesian" if few else "local_search")(task)
 
 

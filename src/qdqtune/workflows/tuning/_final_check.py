@@ -98,8 +98,9 @@ def check_written(path: Path, inserter: Inserter, placement: Placement, original
     check_result(path, original)
     found = canonical(inserter.index, read(load_model(path)).placement)
     wanted = canonical(inserter.index, placement)
-    if found.edges != wanted.edges:
-        lost, added = len(wanted.edges - found.edges), len(found.edges - wanted.edges)
+    if found != wanted:
+        lost = len(wanted.edges - found.edges) + len(wanted.dynamic - found.dynamic)
+        added = len(found.edges - wanted.edges) + len(found.dynamic - wanted.dynamic)
         raise EngineError(
             f"The file does not hold the placement that was measured: {lost} places are lost, "
             f"{added} added.",

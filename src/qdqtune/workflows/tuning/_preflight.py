@@ -28,7 +28,7 @@ from qdqtune.records._measurement import LayerTime
 from qdqtune.records._placement import Edge
 from qdqtune.rules._order import draft_placement
 from qdqtune.rules._placement_draft import Constraints
-from qdqtune.search._space import Group, Grouping, Space, State, group_ops
+from qdqtune.search._space import Form, Group, Grouping, Space, State, group_ops
 from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.workflows._arguments import constraints_of
 from qdqtune.workflows._sample_provider import SampleProvider
@@ -37,6 +37,10 @@ _logger = logging.getLogger(__name__)
 
 AS_GIVEN = "as given"
 """The seed that a quantized model is for its own tuning."""
+ALL_DYNAMIC = "dynamic products"
+"""The seed that quantizes at run time whatever can be, and nothing else."""
+DYNAMIC_PRODUCTS = "dynamic products and rules"
+"""The same, with the rules for all other ops."""
 PATTERN_CACHE = "pattern cache"
 """The seed that another run's pattern cache leads to."""
 
@@ -58,6 +62,8 @@ _NOTHING: State = frozenset()
 _LEAST_FOR_OPENING_S = 30.0
 # How much longer than the float model another form of it may take to build.
 _TIMES_FLOAT = 20.0
+# The part of the latency that dynamic ops must have for whole models of them to be tried.
+_WORTH_A_SEED = 0.1
 # Ops between weighted ones that pass eight bits on at little cost.
 _BETWEEN = frozenset({"Add", "AveragePool", "Concat", "GlobalAveragePool"})
 
@@ -144,6 +150,9 @@ def with_ranges(
         edge.tensor for edge in planner.index.effective(candidate_edges)
     } | candidate_edges.outputs
     for group in grouping.groups:
+        if group.form is Form.DYNAMIC:
+            kept.append(group)
+            continue
         touched = {tensor for name in group.nodes for tensor in planner.units[name].tensors}
         missing = {tensor for tensor in touched if not known(tensor)}
         unknown |= missing & watched
@@ -177,10 +186,14 @@ def seeds_of(
         "weighted ops and what is between": space.of_ops(WEIGHTED_OPS | _BETWEEN),
         "rules": frozenset(
             number
-            for number, group in enumerate(space.groups)
-            if grouping.ruled.issuperset(group.nodes)
+            for number in space.everything
+            if grouping.ruled.issuperset(space.groups[number].nodes)
         ),
     }
+    at_stake = sum(space.potential[number] for number in space.dynamic)
+    if at_stake >= _WORTH_A_SEED:
+        seeds[ALL_DYNAMIC] = space.dynamic
+        seeds[DYNAMIC_PRODUCTS] = space.switched(seeds["rules"], space.dynamic)
     for name, tensors in given.items():
         seeds[name] = _like(space, _edges_on(space, frozenset(tensors)))
         if not seeds[name]:
@@ -204,7 +217,8 @@ def _like(space: Space, quantized: frozenset[Edge]) -> State:
     return frozenset(
         number
         for number, group in enumerate(space.groups)
-        if all(
+        if group.form is not Form.DYNAMIC
+        and all(
             edge in quantized or planner.index.is_constant(edge.tensor)
             for name in group.nodes
             for edge in planner.units[name].edges
