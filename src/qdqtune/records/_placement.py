@@ -33,8 +33,8 @@ class Edge(NamedTuple):
 class Placement:
     """A set of positions for Q/DQ pairs, by the names of one model.
 
-    An edge lets that one reader see the quantized value. An output lets every reader of the tensor
-    see it. The effective placement is the union of both.
+    With an edge, only that reader sees the quantized value. With an output, every reader of the
+    tensor does. The effective placement is the union of both.
 
     Attributes:
         edges: Readers that see a quantized value.
@@ -88,7 +88,7 @@ class Placement:
 
         Args:
             text: The file's content.
-            source: What to call the file in an error message.
+            source: The file's name in an error message.
 
         Raises:
             UsageError: If the text is not a placement of a schema that this version knows.
