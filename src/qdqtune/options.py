@@ -147,7 +147,7 @@ class Identity(Enum):
 
     NO = 0
     YES = 1
-    IF_SET = 2  # results of versions without the option have no entry for it
+    IF_SET = 2  # results from versions without the option have no entry for it
 
 
 @dataclass(frozen=True)
@@ -365,7 +365,7 @@ class ConfiguredOnPair(Protocol[_M_contra, _C_contra, P, _R_co]):
 def configured(
     config_class: Callable[P, C],
 ) -> Callable[[Callable[[M, C], R]], Configured[M, C, P, R]]:
-    """Let a function that takes a model and a config also take the config's fields as keywords.
+    """Decorate a function of a model and a config to also accept the config's fields as keywords.
 
     The keywords appear in its signature and documentation.
     """

@@ -23,7 +23,7 @@ _RESERVE_SHARE = 0.1
 _MOST_RESERVE = 2 << 30
 # These limits also count code and shared memory.
 _SHARE_OF_LIMIT = 0.75
-# Less than this is useless, and may change at any moment.
+# A smaller amount is useless, and may change at any moment.
 _LEAST = 1 << 30
 
 #: With less, an engine can't even start.
@@ -99,7 +99,7 @@ def _free_in_group(mount: Path, path: str, names: tuple[str, str, str]) -> Itera
 
 def _number(file: Path) -> int | None:
     text = "".join(_lines(file)).strip()
-    return int(text) if text.isdigit() else None  # no limit is called "max"
+    return int(text) if text.isdigit() else None  # "max" means no limit
 
 
 def _field(file: Path, name: str) -> int | None:
@@ -170,7 +170,7 @@ def resource_limits(
 
 @contextmanager
 def this_process_limited() -> Iterator[None]:
-    """Apply the memory limit to this process for a while; exceeding it raises a MemoryError."""
+    """Apply the memory limit to this process temporarily; exceeding it raises a MemoryError."""
     before = set_memory_limit(current_limits().memory_bytes)
     try:
         yield

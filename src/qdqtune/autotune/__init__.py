@@ -83,7 +83,7 @@ __all__ = [
     "skip_invalid_insertion_points",
 ]
 
-#: Modules that other tools have, with what is in them.
+#: Modules that other tools have, with their contents.
 _MODULES = {
     "autotuner": ("QDQAutotuner",),
     "autotuner_base": ("QDQAutotunerBase",),

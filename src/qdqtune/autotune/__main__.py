@@ -146,7 +146,7 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
 def _add_explicit(
     group: argparse._ArgumentGroup, flags: Sequence[str], dest: str, text: str, **how: Any
 ) -> None:
-    """Add a flag that is known to be given or not."""
+    """Add a flag that records whether it was given."""
     explicit = f"_explicit_{dest}"
     group.add_argument(
         *flags, dest=dest, action=StoreWithExplicitFlag, explicit_attr=explicit, help=text, **how
@@ -233,7 +233,7 @@ def log_benchmark_config(args: argparse.Namespace) -> None:
     Args:
         args: The parsed arguments.
     """
-    threads = f", threads: {args.threads}" if args.threads else ""  # not every engine takes it
+    threads = f", threads: {args.threads}" if args.threads else ""  # not every engine supports it
     _logger.info("engine: %s%s", _engine(args), threads)
     _logger.info(
         "mode %s: %s schemes per region, %s timed runs",
@@ -297,7 +297,7 @@ def _workflow(options: argparse.Namespace) -> str:
 
 
 def _warn_of_no_effect(options: argparse.Namespace, workflow: str) -> None:
-    """Warn of flags that have no effect here, and say why."""
+    """Warn about flags that have no effect here, and say why."""
     for is_given, flag, why in (
         (options._explicit_warmup_runs, "warmup_runs", _OWN_WARMUP),
         (options._explicit_default_dq_dtype, "default_dq_dtype", _TYPES_ARE_KNOWN),
@@ -312,7 +312,7 @@ def _engine(options: argparse.Namespace) -> str:
 
 
 def _drop_what_is_not_used(options: argparse.Namespace, engine: str, workflow: str) -> None:
-    """Warn of flags that only subgraph mode uses, and drop them."""
+    """Warn about flags that only subgraph mode uses, and drop them."""
     from qdqtune.engines import _registry as registry
 
     if workflow == SUBGRAPH:

@@ -1,4 +1,4 @@
-"""The autotuner: schemes are asked for and told, region by region; exported, saved and resumed."""
+"""The autotuner: generates schemes and takes latencies by region; exports, saves and resumes."""
 
 from __future__ import annotations
 
@@ -67,17 +67,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Progress:
-    """What a session knows since it was initialized.
+    """The state of a session since it was initialized.
 
     Attributes:
         profiling: The pattern that is being profiled.
-        book: The patterns of the regions, as they were last asked for.
+        book: The patterns of the regions, as of the last access.
         imports: Tensors that imported models quantize.
-        unfinished: Signature of the pattern whose profiling a saved state broke off.
-        measured: Latencies by what was quantized.
+        unfinished: Signature of the pattern that was being profiled when the loaded state was
+            saved.
+        measured: Latencies by quantized edges.
         whole_models: Whole models that are still to be tried.
-        dialect: How Q/DQ is written, once that was asked for.
-        writer: What writes models, once one was asked for.
+        dialect: The dialect, once it was needed.
+        writer: The writer of models, once it was needed.
     """
 
     profiling: Profiling | None = None
@@ -93,29 +94,28 @@ class _Progress:
 class QDQAutotunerBase:
     """Tunes regions that a subclass supplies: set `regions` before `initialize`.
 
-    It hands out schemes and takes latencies. Regions with the same structure and shapes are tuned
-    together. A scheme owns only its own points; what is exported is the union over all regions.
+    It generates schemes and takes latencies. Regions with the same structure and shapes are tuned
+    together. A scheme owns only its own points; exported models have the union over all regions.
 
     Args:
-        model: A model, the path of one, another autotuner's `graph`, or an onnx_graphsurgeon
-            graph; it is not changed. If it is quantized, its Q/DQ are taken out, and its scales
-            used again.
-        dialect: A dialect, or its name; None is that of the engine on this machine.
+        model: A model, the path of one, another autotuner's `graph`, or an onnx_graphsurgeon graph;
+            it is not changed. If it is quantized, its Q/DQ are removed, and its scales are reused.
+        dialect: A dialect, or its name; None for that of the engine on this machine.
         input_shapes: Shapes of inputs whose dims the model leaves open.
-        seed: What chance starts from.
+        seed: The random seed.
 
     Attributes:
-        regions: The regions, in the order in which they are to be tuned.
-        profiled_patterns: What was tried, of patterns that are done.
+        regions: The regions, in tuning order.
+        profiled_patterns: The schemes tried, for each finished pattern.
         current_profile_region: The region that is being profiled.
         config: The settings.
         initialized: Whether `initialize` was called.
-        baseline_latency_ms: Latency of the float model, once it was submitted.
-        pattern_cache: The best schemes, of this run and of those before it.
+        baseline_latency_ms: Latency of the float model, once submitted.
+        pattern_cache: The best schemes of this run and earlier ones.
 
     Raises:
         TypeError: If it is not a model.
-        QdqtuneError: If the model can't be read or worked with.
+        QdqtuneError: If the model can't be read or processed.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class QDQAutotunerBase:
 
     @property
     def onnx_model(self) -> onnx.ModelProto:
-        """The model as it was given; one from a file is the float model that is tuned."""
+        """The model as passed; for a file, the float model that is tuned."""
         if self._model.proto is None:
             self._model.proto = onnx.ModelProto.FromString(self._candidates().export(frozenset()))
         return self._model.proto
@@ -154,7 +154,7 @@ class QDQAutotunerBase:
 
     @property
     def dialect(self) -> Dialect:
-        """How Q/DQ is written."""
+        """The dialect of exported models."""
         if self._progress.dialect is None:
             quant_type = self.config.default_quant_type
             self._progress.dialect = target_dialect(self._asked_dialect, quant_type)
@@ -162,17 +162,17 @@ class QDQAutotunerBase:
 
     @property
     def fingerprint(self) -> str:
-        """What tells the model that is tuned from others."""
+        """The fingerprint of the tuned model."""
         return self._model.fingerprint
 
     @property
     def current_profile_pattern_schemes(self) -> PatternSchemes | None:
-        """The schemes of the pattern that is being profiled; None if none is, or it is done."""
+        """The schemes of the pattern being profiled; None if there is none, or it is done."""
         return self._progress.profiling.schemes if self._progress.profiling is not None else None
 
     @property
     def current_insertion_scheme_index(self) -> int:
-        """The place of the scheme that was generated last; -1 if there is none."""
+        """The index of the scheme that was generated last; -1 if there is none."""
         return self._progress.profiling.index if self._progress.profiling is not None else -1
 
     @current_insertion_scheme_index.setter
@@ -184,14 +184,14 @@ class QDQAutotunerBase:
     def initialize(
         self, config: Config | None = None, pattern_cache: PatternCache | None = None
     ) -> None:
-        """Start anew. Regions that are there already stay.
+        """Start from scratch; existing regions stay.
 
         Args:
             config: The settings; None for the defaults.
-            pattern_cache: Schemes to try first; it learns what this run finds.
+            pattern_cache: Schemes to try first; this run's results are added to it.
 
         Raises:
-            AutotunerError: If a setting makes no sense, or a region doesn't fit the model.
+            AutotunerError: If a setting is invalid, or a region doesn't fit the model.
         """
         self.initialized = False
         self.config = replace(config) if config is not None else Config()
@@ -212,11 +212,11 @@ class QDQAutotunerBase:
         self._tell_cache()
 
     def set_profile_region(self, region: Region | None, commit: bool = True) -> None:
-        """Turn to a region.
+        """Select the region to profile.
 
         Args:
             region: One of `regions`; None for none.
-            commit: Whether the best scheme of the pattern that was profiled so far is kept.
+            commit: Whether to keep the best scheme of the previously profiled pattern.
 
         Raises:
             InvalidSchemeError: If the region is not one of `regions`.
@@ -238,11 +238,11 @@ class QDQAutotunerBase:
         """Get the next scheme to measure; `export_onnx` writes the model with it.
 
         Schemes from the cache and imported ones come first. For the first pattern, whole models
-        follow, as `tune` would try them: the best of them is what all other schemes are tried in.
-        Then comes the scheme with all points, then variations of the fastest.
+        follow, as `tune` would try them: all other schemes are tried in the best of them. Then
+        comes the scheme with all points, then variations of the fastest.
 
         Returns:
-            Its place in `current_profile_pattern_schemes`; -1 if there is no other one.
+            Its index in `current_profile_pattern_schemes`; -1 if there are no more.
 
         Raises:
             InvalidSchemeError: If there is no region to tune.
@@ -252,15 +252,16 @@ class QDQAutotunerBase:
         return profiling.generate(self._whole_models()) if profiling is not None else -1
 
     def submit(self, latency_ms: float, success: bool = True) -> None:
-        """Tell what was measured: first ever the float model, then each generated scheme.
+        """Submit a measurement: first that of the float model, then that of each generated scheme.
 
         Args:
-            latency_ms: The latency; what can't be one (not above 0, or infinite) is a failure.
+            latency_ms: The latency; an impossible one (not above 0, or infinite) counts as a
+                failure.
             success: Whether the model ran.
 
         Raises:
             AutotunerError: If the float model failed.
-            InvalidSchemeError: If no scheme was generated that it could be of.
+            InvalidSchemeError: If no scheme was generated for it.
         """
         self._require_initialized()
         latency_ms = float(latency_ms)
@@ -286,13 +287,14 @@ class QDQAutotunerBase:
     def get_resolved_insertion_points(
         self, best: bool = True, verbose: bool = False
     ) -> set[ResolvedInsertionPoint]:
-        """The places that `export_onnx` quantizes, as far as schemes name them.
+        """Return the places that `export_onnx` quantizes, as far as schemes name them.
 
-        What else the dialect needs for them is in `placement`; points of which it can make no use
-        are in neither.
+        Everything else that the dialect needs for them is in `placement`; neither has points that
+        the dialect can't use.
 
         Args:
-            best: Whether the fastest scheme of the current pattern counts, not the current one.
+            best: Whether to use the fastest scheme of the current pattern instead of the current
+                one.
             verbose: Whether to log them.
         """
         self._require_initialized()
@@ -305,7 +307,7 @@ class QDQAutotunerBase:
         return found
 
     def placement(self, best: bool = True) -> Placement:
-        """What `export_onnx` quantizes: the places with all that the dialect needs for them."""
+        """Return the placement that `export_onnx` inserts, with all that the dialect needs."""
         self._require_initialized()
         return Placement(self._edges(best))
 
@@ -316,20 +318,21 @@ class QDQAutotunerBase:
         best: bool = False,
         model_transform: Transform | None = None,
     ) -> bytes:
-        """Make a model: of the current scheme and the best of all other patterns.
+        """Export a model with the current scheme and the best schemes of all other patterns.
 
         Args:
-            output_path: Where to write it, too; what is there is replaced.
-            insert_qdq: Whether anything is quantized at all.
-            best: Whether the fastest scheme of the current pattern counts, not the current one.
+            output_path: Where to write it as well; an existing file is replaced.
+            insert_qdq: Whether to insert Q/DQ at all.
+            best: Whether to use the fastest scheme of the current pattern instead of the current
+                one.
             model_transform: Applied to the model before it is written.
 
         Returns:
-            The model, weights inside. One over 2 GB can't be that: then it is what was written to
-            `output_path`, whose weights lie beside it.
+            The model with its weights. Above 2 GB, it is the content of `output_path`, whose
+            weights are in a file next to it.
 
         Raises:
-            AutotunerError: If it is too large to go without a file, or would not be valid.
+            AutotunerError: If it is too large without an output file, or would not be valid.
             OutputError: If it can't be written.
         """
         self._require_initialized()
@@ -337,30 +340,30 @@ class QDQAutotunerBase:
         return self._candidates().export(edges, output_path, model_transform)
 
     def use_ranges(self, ranges: Ranges) -> None:
-        """Let activations have scales that follow from their values, where those are known."""
+        """Use these ranges for the scales of activations."""
         self._ranges = ranges
         self._progress.writer = None
 
     def get_ort_quantization_config(self) -> OrtSettings:
-        """The best placement in terms of nodes and op types; see `ort_settings`."""
+        """Return the best placement in terms of nodes and op types; see `ort_settings`."""
         self._require_initialized()
         return ort_settings(self.graph, self._edges(best=True), self.config.default_quant_type)
 
     def import_insertion_points(self, quantized_tensors: Collection[str]) -> int:
-        """Let what another tool quantized be tried first, pattern by pattern.
+        """Try what another tool quantized first, pattern by pattern.
 
-        It goes to the pattern cache, which is saved with the state. Until anything of a pattern
-        was tried, it is also what is exported for it; not while other patterns are measured.
+        It goes to the pattern cache, which is saved with the state. Until a scheme of a pattern was
+        tried, it is also exported for that pattern, except while other patterns are measured.
 
         Args:
-            quantized_tensors: Names of tensors, or of what their Q or DQ gives.
+            quantized_tensors: Names of tensors, or of the outputs of their Q or DQ.
 
         Returns:
-            How many tensors of the model are meant; the log tells it, too, and warns if the names
-            are mostly those of another model.
+            Number of the model's tensors among them, which is also logged, with a warning if most
+            names are not in the model.
 
         Raises:
-            AutotunerError: If that is a single text.
+            AutotunerError: If it is a single string.
         """
         self._require_initialized()
         if isinstance(quantized_tensors, str):
@@ -378,7 +381,7 @@ class QDQAutotunerBase:
         return len(tensors)
 
     def save_state(self, output_path: str | os.PathLike[str]) -> None:
-        """Write what was measured so far, and the pattern cache beside it.
+        """Write the measurements so far, and the pattern cache next to them.
 
         Raises:
             OutputError: If it can't be written.
@@ -400,14 +403,13 @@ class QDQAutotunerBase:
         self._cache.save(pattern_cache_path(output_path))
 
     def load_state(self, input_path: str | os.PathLike[str]) -> None:
-        """Go on where a state file ends; the settings stay those that were asked for.
+        """Resume from a state file; the current settings stay in effect.
 
-        A pattern is done if it was committed, and all its schemes were measured. Another one goes
-        on.
+        A pattern is done if it was committed and all its schemes were measured. Others continue.
 
         Raises:
             FileNotFoundError: If there is no such file.
-            AutotunerError: If it is damaged, or of another model, quant type or dialect.
+            AutotunerError: If it is damaged, or belongs to another model, quant type or dialect.
         """
         self._require_initialized()
         state = read_state(input_path)
@@ -433,7 +435,7 @@ class QDQAutotunerBase:
         self._progress.measured, self._progress.whole_models = {}, iter(())
 
     def _find_regions(self, graph_changed: bool) -> Iterable[Region]:
-        """The regions to tune; here those that somebody set."""
+        """Return the regions to tune; here, those that were set."""
         if graph_changed and self.regions:
             raise AutotunerError(
                 f"The model had to be raised to a newer opset for "
@@ -444,7 +446,7 @@ class QDQAutotunerBase:
 
     @property
     def _book(self) -> PatternResults:
-        """The patterns of the regions, which somebody may have set anew."""
+        """The patterns of the regions, updated if `regions` was replaced."""
         if self._progress.book is None or list(self._progress.book.of_region) != self.regions:
             self.regions = adopt_regions(self.regions, self.graph)
             closure = EdgeClosure(self.graph, self.dialect, self.config.default_quant_type)
@@ -458,7 +460,7 @@ class QDQAutotunerBase:
             _log.warning("nothing of the model can be quantized to %s: %s", what, why)
 
     def _begin(self, tuned: TunedPattern) -> None:
-        """Profile a pattern, unless that was done before."""
+        """Start profiling a pattern, unless it is done."""
         done = by_signature(self.profiled_patterns)
         own, structure = done.get(tuned.pattern.signature), done.get(tuned.plain.signature)
         known = own or structure
@@ -472,7 +474,7 @@ class QDQAutotunerBase:
                 own.schemes[0].latency_ms = self._best_latency_ms(self.baseline_latency_ms)
             self.profiled_patterns.remove(own)
             seeds = [*own.schemes, *seeds]
-        elif structure is not None:  # it may stand for other shapes, too, and stays
+        elif structure is not None:  # it may apply to other shapes, too, so it stays
             seeds = [*copy.deepcopy(tuned.fitting(structure.schemes)), *seeds]
         if is_unfinished:
             self._progress.unfinished = None
@@ -484,7 +486,7 @@ class QDQAutotunerBase:
             self._progress.profiling.enter_empty(self._best_latency_ms(self.baseline_latency_ms))
 
     def _whole_models(self) -> Iterator[Schemes]:
-        """Whole models to try; none once a pattern is done, or without the float latency."""
+        """Return whole models to try; none once a pattern is done, or without the float latency."""
         if self.profiled_patterns or not self._progress.measured:
             return iter(())
         if self._progress.whole_models is None and self.config.maximum_mutations:
@@ -495,9 +497,9 @@ class QDQAutotunerBase:
         return self._progress.whole_models or iter(())
 
     def _choices(self, best: bool, with_imports: bool = True) -> Schemes:
-        """The scheme of each pattern that has one.
+        """Return the scheme of each pattern that has one.
 
-        Candidates are compared with what was measured: imported schemes are not part of them.
+        While candidates are measured, imported schemes are excluded.
         """
         is_candidate = self._progress.profiling is not None and not best
         imported = self.pattern_cache if with_imports and not is_candidate else None
@@ -531,7 +533,7 @@ class QDQAutotunerBase:
             )
 
     def _tell_cache(self) -> None:
-        """How much of a pattern cache that was given the model has."""
+        """Log how many patterns of the cache occur in the model."""
         known = self._cache.num_patterns
         found = self._cache.occurring(each.pattern for each in self._book.by_signature.values())
         if known and not found:
@@ -543,18 +545,18 @@ class QDQAutotunerBase:
         _log.log(logging.INFO if self.config.verbose else logging.DEBUG, message, *args)
 
     def _load_cache(self, path: str | os.PathLike[str]) -> None:
-        """The cache only says what to try first: a damaged one is no reason to stop."""
+        """Load the cache; it only suggests what to try first, so a damaged one is not an error."""
         try:
             self._cache.merge(PatternCache.load(pattern_cache_path(path)), False)
         except FileNotFoundError:
             pass
         except NewerVersionError:
-            raise  # it would be written over
+            raise  # it would be overwritten
         except AutotunerError as error:
             _log.warning("the pattern cache is left out: %s", error.what)
 
     def _header(self) -> dict[str, Any]:
-        """What a state file belongs to."""
+        """Return the header of a state file, which identifies the run."""
         return {
             "quant_type": self.config.default_quant_type,
             "dialect": self.dialect.name,
@@ -583,7 +585,7 @@ class QDQAutotunerBase:
 
 
 class QDQAutotuner(QDQAutotunerBase):
-    """Tunes the regions that `CombinedRegionSearch` finds: leaves first, then what they make up."""
+    """Tunes the regions that `CombinedRegionSearch` finds: leaves first, then their parents."""
 
     def _find_regions(self, graph_changed: bool) -> list[Region]:  # noqa: ARG002
         self.regions = []
@@ -591,7 +593,7 @@ class QDQAutotuner(QDQAutotunerBase):
         return self.regions
 
     def _search_regions(self) -> None:
-        """Set `regions`; a subclass may find others."""
+        """Set `regions`; a subclass may search differently."""
         found = CombinedRegionSearch(
             self.graph,
             self.config.maximum_sequence_region_size,

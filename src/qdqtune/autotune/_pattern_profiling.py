@@ -1,4 +1,4 @@
-"""The schemes of each pattern: which are proposed, what was measured, and which one applies."""
+"""The schemes of each pattern: which are proposed, their latencies, and which one applies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.search.patterns._region_pattern import InsertionScheme, PatternSchemes
 from qdqtune.search.regions._region import Region
 
-# How often, once every point was tested, the next step is a single point of the fastest scheme.
+# Probability, once every point was tested, that the next step changes a single point of the fastest
+# scheme.
 _SINGLE_STEPS = 0.5
 
 
@@ -36,18 +37,18 @@ def variations(
     config: Config,
     chance: random.Random,
 ) -> Iterator[InsertionScheme]:
-    """Schemes that differ from a fast one in a few points; they need not be new.
+    """Yield schemes that differ from a fast one in a few points; they need not be new.
 
-    First every point is changed once in the fastest scheme: where points don't depend on each
-    other, that is enough to find the best scheme of all. Then chance mixes such steps with larger
-    ones that start from any fast scheme. In the end, every single point of each of those is tried,
-    so that nothing that lies next to a fast scheme is missed.
+    First every point is changed once in the fastest scheme: if points are independent, that is
+    enough to find the best scheme. Then such steps are randomly mixed with larger ones from any
+    fast scheme. Finally, every single point of each of those is tried, so that no neighbour of a
+    fast scheme is missed.
 
     Args:
         measured: Schemes that were measured without an error.
-        points: Every point that there is.
+        points: All points.
         config: How many schemes to start from, how many points to change, how often to try.
-        chance: What decides.
+        chance: The random generator.
     """
     if not points or not measured or not config.maximum_mutations:
         return
@@ -71,12 +72,12 @@ def variations(
 def flipped(
     base: InsertionScheme, changed: Sequence[InsertionPoint], points: Sequence[InsertionPoint]
 ) -> InsertionScheme:
-    """A scheme with some points added, or taken out where it has them.
+    """Return a scheme with some points added, or removed if it has them.
 
     Args:
         base: The scheme.
-        changed: The points.
-        points: Every point that there is, in the order that the result shall have.
+        changed: The points to change.
+        points: All points, in the order of the result.
     """
     wanted = set(base.points()) ^ set(changed)
     return InsertionScheme.of(point for point in points if point in wanted)
@@ -94,7 +95,7 @@ def _fastest(measured: Sequence[InsertionScheme], config: Config) -> list[Insert
 def _times_tested(
     measured: Sequence[InsertionScheme], points: Sequence[InsertionPoint]
 ) -> dict[InsertionPoint, int]:
-    """How often each point was the only difference between two schemes."""
+    """Count how often each point was the only difference between two schemes."""
     known = {frozenset(scheme.points()) for scheme in measured}
     return {point: sum(each ^ {point} in known for each in known) for point in points}
 
@@ -102,23 +103,23 @@ def _times_tested(
 class Profiling:
     """Schemes of one pattern, tried one after the other in the best model so far.
 
-    Two schemes that make the same model are one candidate: the second is never handed out. What
-    chance decides depends on the seed, the pattern and the number of schemes, so that a resumed
-    run goes on as the first one would have.
+    Two schemes that lead to the same model are one candidate: the second is never generated. Random
+    choices depend on the seed, the pattern and the number of schemes, so that a resumed run
+    continues as the original would have.
 
     Args:
         tuned: The pattern.
-        schemes: What was tried or is to be tried first; those that make the same model as an
-            earlier one, and were not measured, are left out.
+        schemes: Schemes that were tried or should be tried first; unmeasured ones that lead to the
+            same model as an earlier one are left out.
         others: The schemes of other patterns that it is tried with.
         measured: Latencies of all models that were measured, by quantized edges.
         config: How schemes are varied.
-        seed: What chance starts from.
+        seed: The random seed.
 
     Attributes:
         tuned: The pattern.
         schemes: All schemes, the fastest first.
-        index: The scheme that was handed out last; -1 if none was, or there are no more.
+        index: Index of the scheme that was generated last; -1 if there is none, or no more.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class Profiling:
         self._config = config
         self._seed = seed
         self._tried: set[frozenset[Edge]] = set()
-        # Schemes of other patterns, where they are not `others`, by the identity of a scheme.
+        # Schemes of other patterns, where they differ from `others`, by the identity of a scheme.
         self._whole: dict[int, Schemes] = {}
         self.schemes = PatternSchemes(tuned.pattern)
         for scheme in schemes:
@@ -148,11 +149,11 @@ class Profiling:
 
     @property
     def current(self) -> InsertionScheme | None:
-        """The scheme that was handed out last."""
+        """The scheme that was generated last."""
         return self.schemes.schemes[self.index] if self.index >= 0 else None
 
     def select(self, index: int) -> None:
-        """Let another scheme be the one that was handed out last.
+        """Make another scheme the current one.
 
         Raises:
             InvalidSchemeError: If there is no such scheme.
@@ -165,14 +166,14 @@ class Profiling:
         self.index = index
 
     def others(self, scheme: InsertionScheme | None) -> Schemes | None:
-        """The schemes of other patterns that a scheme was tried with; None for the best known."""
+        """Return other patterns' schemes that a scheme was tried with; None for the best known."""
         return None if scheme is None else self._whole.get(id(scheme))
 
     def enter_empty(self, latency_ms: float) -> None:
-        """Enter the scheme without points: it is the best model so far, which is known.
+        """Add the scheme without points, which is the best model so far, with its known latency.
 
-        One that is there and was not measured stands for a part of the best model: what is left
-        without it has to be measured, unless it was.
+        An existing one that was not measured belongs to a best model found as a whole: without this
+        pattern's part, that model must be measured, unless it already was.
         """
         empty = next((each for each in self.schemes.schemes if each.is_empty), None)
         if empty is None:
@@ -186,10 +187,10 @@ class Profiling:
         self._sort()
 
     def generate(self, whole: Iterator[Schemes]) -> int:
-        """The place of the next scheme to measure; -1 if there is no other one.
+        """Return the index of the next scheme to measure; -1 if there are no more.
 
         Args:
-            whole: Whole models that are to be tried before variations of the scheme.
+            whole: Whole models to try before variations of the scheme.
         """
         schemes = self.schemes.schemes
         waiting = (place for place, each in enumerate(schemes) if not each.is_profiled)
@@ -217,7 +218,7 @@ class Profiling:
     def results(self) -> list[PatternSchemes]:
         """Its schemes, and those of other patterns in the best model, if that was found as a whole.
 
-        Each of the others also has an empty scheme that is to be measured: it is not done.
+        Each of the others also has an unmeasured empty scheme, which marks it as unfinished.
         """
         found = [self.schemes]
         best = self.schemes.best_scheme
@@ -229,10 +230,10 @@ class Profiling:
         return found
 
     def submit(self, latency_ms: float, *, success: bool) -> None:
-        """Take the latency of the scheme that was handed out last.
+        """Record the latency of the scheme that was generated last.
 
         Raises:
-            InvalidSchemeError: If none was.
+            InvalidSchemeError: If there is none.
         """
         scheme = self.current
         if scheme is None:
@@ -247,7 +248,7 @@ class Profiling:
         self._sort()
 
     def _sort(self) -> None:
-        """The fastest first; the scheme that was handed out stays the same one."""
+        """Sort schemes, fastest first; the current scheme stays the same."""
         current, schemes = self.current, self.schemes.schemes
         schemes.sort(key=lambda each: math.inf if each.error else each.latency_ms)
         if current is not None:
@@ -270,7 +271,7 @@ class Profiling:
         return self.tuned.edges(scheme) | edges_of(rest)
 
     def _is_new(self, scheme: InsertionScheme, others: Schemes) -> bool:
-        """Whether a scheme makes a model that was not tried yet; afterwards it counts as tried."""
+        """Whether a scheme leads to a model that was not tried yet; marks it as tried."""
         edges = self._edges(scheme, others)
         is_new = edges not in self._tried and edges not in self._measured
         self._tried.add(edges)
@@ -287,10 +288,10 @@ class PatternResults:
     Args:
         regions: The regions.
         index: The graph.
-        closure: What places come to in the dialect.
+        closure: Expands places to edges in the dialect.
 
     Attributes:
-        closure: What places come to in the dialect.
+        closure: As passed.
         of_region: The pattern of each region.
         by_signature: The patterns, by signature with shapes.
 
@@ -313,13 +314,14 @@ class PatternResults:
         *,
         best: bool,
     ) -> Schemes:
-        """The scheme of each pattern that has one.
+        """Return the scheme of each pattern that has one.
 
         Args:
-            profiled: What was tried, of patterns that are done.
-            profiling: The pattern that is being profiled, if one is.
-            imported: Where schemes lie that count for patterns of which nothing was tried.
-            best: Whether its fastest scheme counts, not the one that was handed out last.
+            profiled: The schemes tried, for each finished pattern.
+            profiling: The pattern that is being profiled, if any.
+            imported: The cache with imported schemes, which apply to patterns without tried
+                schemes.
+            best: Whether to use its fastest scheme instead of the one generated last.
         """
         found: dict[TunedPattern, InsertionScheme | None] = {}
         done = by_signature(profiled)
@@ -337,7 +339,7 @@ class PatternResults:
 
 
 def imported_scheme(tuned: TunedPattern, cache: PatternCache) -> InsertionScheme | None:
-    """The scheme that somebody imported for a pattern: its only one in the cache, not measured."""
+    """Return the imported scheme of a pattern: its only one in the cache, and not measured."""
     for pattern in (tuned.pattern, tuned.plain):
         known = cache.get_pattern_schemes(pattern.signature)
         if known is not None:
@@ -348,7 +350,7 @@ def imported_scheme(tuned: TunedPattern, cache: PatternCache) -> InsertionScheme
 
 
 def by_signature(profiled: Iterable[PatternSchemes]) -> dict[str, PatternSchemes]:
-    """Patterns by signature; the first counts where there are several."""
+    """Return patterns by signature; of several with the same one, the first."""
     return {each.pattern_signature: each for each in reversed(list(profiled))}
 
 
@@ -358,15 +360,15 @@ def seeds_of(
     cache: PatternCache,
     config: Config,
 ) -> list[InsertionScheme]:
-    """Schemes to try first: what was imported, then the fastest in the cache, a few of them.
+    """Return schemes to try first: imported ones, then a few of the fastest in the cache.
 
-    A cache may know more schemes than there will be benchmarks; variations need some, too.
+    A cache may contain more schemes than the benchmark limit; variations need some of it, too.
 
     Args:
         tuned: The pattern.
-        imports: Sets of tensors that others quantized.
-        cache: It is asked for the structure with shapes, then for the structure alone.
-        config: How many schemes of the cache are enough.
+        imports: Sets of tensors that other tools quantized.
+        cache: Searched for the structure with shapes, then for the structure alone.
+        config: Limits the number of schemes from the cache.
     """
     seeds = [scheme for tensors in imports for scheme in tuned.from_tensors(tensors)]
     cached: list[InsertionScheme] = []
@@ -383,7 +385,7 @@ def seeds_of(
 
 
 def remember(cache: PatternCache, profiling: Profiling) -> None:
-    """Let a cache know what was measured, for the structure with and without shapes."""
+    """Add measured schemes to a cache, for the structure with and without shapes."""
     sound = [each for each in profiling.schemes.schemes if each.is_profiled and not each.error]
     add_to_cache(cache, profiling.tuned, sound)
 
@@ -391,19 +393,19 @@ def remember(cache: PatternCache, profiling: Profiling) -> None:
 def add_to_cache(
     cache: PatternCache, tuned: TunedPattern, schemes: Iterable[InsertionScheme]
 ) -> None:
-    """Put schemes into a cache, for the structure with and without shapes."""
+    """Add schemes to a cache, for the structure with and without shapes."""
     listed = list(schemes)
     for pattern in (tuned.pattern, tuned.plain):
         cache.add_pattern_schemes(PatternSchemes(pattern, listed))
 
 
 def is_done(schemes: PatternSchemes, tuned: TunedPattern) -> bool:
-    """Whether all that was to be tried was."""
+    """Whether a scheme with points was tried, if there are any, and all were measured."""
     tried = any(not each.is_empty for each in schemes.schemes) or not tuned.points
     return tried and all(each.is_profiled for each in schemes.schemes)
 
 
 def is_part(schemes: PatternSchemes) -> bool:
-    """Whether these are what `Profiling.results` says of another pattern, still to be tried."""
+    """Whether these come from `Profiling.results` for another pattern that is still to be tried."""
     measured, *others = schemes.schemes or [InsertionScheme()]
     return measured.is_profiled and others == [InsertionScheme()]

@@ -49,22 +49,22 @@ _log = logging.getLogger(__name__)
 
 AnyModel = onnx.ModelProto | ir.Model | GraphIndex | str | os.PathLike[str]
 
-# What a model was copied from: its weights may lie in a folder that goes when that does.
+# Key of the model's original: its weights may be in a folder that is removed with that object.
 _COPIED_FROM = "qdqtune.copied_from"
 
 _OLDEST_OPSET = 13  # Q/DQ per channel, which every dialect needs
 
 
 def target_dialect(asked: Dialect | str | None, quant_type: str) -> Dialect:
-    """The dialect that was asked for, or that of the engine on this machine.
+    """Return the requested dialect, or that of the engine on this machine.
 
     Args:
-        asked: A dialect, its name, or None. If the engine's own has no such quant type, one that
-            does is taken.
-        quant_type: What it must be able to write.
+        asked: A dialect, its name, or None. If the engine's own dialect lacks the quant type, one
+            that has it is used.
+        quant_type: The quant type that it must support.
 
     Raises:
-        AutotunerError: If there is no such dialect, or it has no such quant type.
+        AutotunerError: If there is no such dialect, or it lacks the quant type.
     """
     if asked is None:
         native = _native()
@@ -89,19 +89,19 @@ class TunedModel:
     """A model that is ready to be quantized.
 
     Args:
-        model: What the user has; it is not changed.
-        input_shapes: Shapes of inputs whose dims the model leaves open. They are used to tell
-            patterns apart; what is exported stays as open as the model is.
+        model: The user's model; it is not changed.
+        input_shapes: Shapes of inputs whose dims the model leaves open. They distinguish patterns;
+            exported models keep their open dims.
 
     Attributes:
-        path: The file that it came from, if it did.
-        proto: The message that it was given as, if it was.
+        path: The file that it came from, if any.
+        proto: The proto that was passed, if it was one.
         index: The graph.
-        given: Encodings of tensors that were quantized in it.
+        given: Encodings of tensors that it quantizes.
 
     Raises:
         TypeError: If it is not a model.
-        QdqtuneError: If it can't be read or worked with.
+        QdqtuneError: If it can't be read or processed.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class TunedModel:
         """Raise the model to an opset, if it is older.
 
         Returns:
-            Whether that made another graph of it; the index is a new one then.
+            Whether that changed the graph; there is a new index then.
 
         Raises:
             ModelError: If it can't be converted.
@@ -149,14 +149,14 @@ class TunedModel:
 
     @property
     def fingerprint(self) -> str:
-        """What tells the model from others."""
+        """The fingerprint of the model."""
         if not self._fingerprint:
             self._fingerprint = fingerprint(self._model)
         return self._fingerprint
 
     @property
     def prepared(self) -> PreparedModel:
-        """The model, ready for variants of it to be written; its weights move into a file."""
+        """The model, ready for writing variants; its weights move into a file."""
         if self._prepared is None:
             folder = Path(tempfile.mkdtemp(dir=self._folder.path))
             self._prepared = PreparedModel(self._model, folder)
@@ -200,17 +200,17 @@ _DTYPES = {
     "uint8": ir.DataType.UINT8,
     "fp8": ir.DataType.FLOAT8E4M3FN,
 }
-# One protobuf message can hold 2 GiB; nodes and names need room, too.
+# A protobuf message can hold 2 GiB; nodes and names need space, too.
 _MOST_BYTES = (1 << 31) - (1 << 26)
 
 
 class CandidateWriter:
-    """Writes placements of one model; what they share is prepared once.
+    """Writes placements of one model; their common parts are prepared once.
 
     Args:
         model: The model.
-        dialect: How Q/DQ is written.
-        config: Quant type, and the scale of activations of which nothing better is known.
+        dialect: The dialect of Q/DQ.
+        config: Quant type, and the default scale of activations.
         ranges: Ranges of activations, where they are known.
     """
 
@@ -232,20 +232,20 @@ class CandidateWriter:
         output_path: str | os.PathLike[str] | None = None,
         transform: Transform | None = None,
     ) -> bytes:
-        """Make a model, and write it if a path is given.
+        """Create a model, and write it if a path is given.
 
         Args:
             edges: Every edge that sees a quantized value.
-            output_path: Where to write; what is there is replaced.
+            output_path: Where to write; an existing file is replaced.
             transform: Applied to the model before it is written.
 
         Returns:
-            The serialized model, weights inside. One over 2 GB can't be that: then it is the
-            content of the file, whose weights lie beside it.
+            The serialized model with its weights. Above 2 GB, it is the content of the file, whose
+            weights are in a file next to it.
 
         Raises:
-            AutotunerError: If the model is too large to be handed over without a file, or the
-                transform returned no valid model.
+            AutotunerError: If the model is too large without an output file, or the transform
+                returned an invalid model.
             OutputError: If the file can't be written.
         """
         placement = Placement(edges)
@@ -278,7 +278,7 @@ class CandidateWriter:
         return Path(output_path).read_bytes()
 
     def _check(self, proto: onnx.ModelProto, output_path: str | os.PathLike[str]) -> None:
-        """Make sure that a model can be written, and should be."""
+        """Make sure that a model is valid and can be written."""
         check_targets(output_path, None, self._source, force=True)
         fault = inconsistency(proto)
         if fault:
@@ -289,7 +289,7 @@ class CandidateWriter:
 
 
 def _defaults(index: GraphIndex, config: Config) -> Mapping[str, ReadEncoding]:
-    """The same encoding for every activation, in its own float type."""
+    """Return the same encoding for every activation, in its own float type."""
     dtype = _DTYPES[config.default_quant_type]
     zero_point = np.array(config.default_q_zero_point).astype(dtype.numpy())
     by_float: dict[ir.DataType, ReadEncoding] = {}

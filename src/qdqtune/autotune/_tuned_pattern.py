@@ -1,4 +1,4 @@
-"""The patterns of a model, what schemes quantize in a dialect, and schemes for whole models."""
+"""The patterns of a model, the edges that schemes quantize, and schemes for whole models."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ _log = logging.getLogger(__name__)
 
 
 class EdgeClosure:
-    """What insertion points come to in one model and one dialect.
+    """Expands insertion points to quantized edges, in one model and one dialect.
 
-    A reader that has a point becomes an integer kernel, with all that the dialect needs for it; so
-    does a weighted op that reads a tensor with a point. A point that the dialect can make no use of
-    comes to nothing. The closure of a union is the union of the closures.
+    A reader with a point becomes an integer kernel, with everything that the dialect needs for it;
+    so does a weighted op that reads a tensor with a point. A point that the dialect can't use has
+    no effect. The closure of a union is the union of the closures.
 
     Args:
         index: The graph.
@@ -55,7 +55,7 @@ class EdgeClosure:
         quant_type: One of the dialect's quant types.
 
     Attributes:
-        planner: What each op needs to be quantized.
+        planner: Knows what each op needs to be quantized.
         quant_type: The quant type.
     """
 
@@ -69,7 +69,7 @@ class EdgeClosure:
 
     @property
     def why_nothing(self) -> str:
-        """What keeps most ops from being quantized; empty if one can be."""
+        """The most common reason why no op can be quantized; empty if one can."""
         if self._kernels:
             return ""
         dialect, left_float = self.planner.dialect, self.planner.left_float
@@ -82,11 +82,11 @@ class EdgeClosure:
         return reasons[0][0] if reasons else f"{dialect.name} has no integer kernel for it"
 
     def kernels(self, names: Iterable[str]) -> frozenset[Edge]:
-        """The edges that make ops integer kernels; ops that can't be come to none."""
+        """Return the edges that make ops integer kernels; none for ops that can't be."""
         return frozenset[Edge]().union(*(self._kernels.get(name, ()) for name in names))
 
     def edges(self, resolved: Iterable[ResolvedInsertionPoint]) -> frozenset[Edge]:
-        """Every edge that sees a quantized value because of these places.
+        """Return every edge that sees a quantized value because of these places.
 
         Raises:
             InvalidSchemeError: If the model has no such place.
@@ -106,7 +106,7 @@ class EdgeClosure:
         return frozenset(found)
 
     def _is_useful(self, tensor: str) -> bool:
-        """Whether an integer kernel makes or reads a tensor, perhaps through an activation."""
+        """Whether an integer kernel produces or reads a tensor, perhaps through an activation."""
         producer = self._index.value[tensor].producer()
         if producer is not None and producer.op_type in self.planner.dialect.fused_activations:
             first = producer.inputs[0]
@@ -116,12 +116,12 @@ class EdgeClosure:
 
 
 class TunedPattern:
-    """One structure with shapes, wherever it stands in a model.
+    """One structure with shapes, wherever it occurs in a model.
 
     Args:
         forms: The regions of the pattern.
         index: The graph.
-        closure: What places come to in the dialect.
+        closure: Expands places to edges in the dialect.
 
     Attributes:
         pattern: The structure with shapes.
@@ -146,12 +146,12 @@ class TunedPattern:
 
     @cached_property
     def points(self) -> tuple[InsertionPoint, ...]:
-        """Every point that changes anything in one of the regions."""
+        """Every point that has an effect in at least one of the regions."""
         found = dict.fromkeys(p for form in self._forms for p in points_in(form, self._index))
         return tuple(point for point in found if self.edges(InsertionScheme.of([point])))
 
     def resolved(self, scheme: InsertionScheme) -> set[ResolvedInsertionPoint]:
-        """The places that a scheme stands for, in all regions of the pattern.
+        """Return the places of a scheme in all regions of the pattern.
 
         Raises:
             InvalidSchemeError: If the pattern has no such points.
@@ -164,7 +164,7 @@ class TunedPattern:
         }
 
     def quantized(self, scheme: InsertionScheme) -> set[ResolvedInsertionPoint]:
-        """Of the places that a scheme stands for, those that come to something in the dialect.
+        """Return those places of a scheme that have an effect in the dialect.
 
         Raises:
             InvalidSchemeError: If the pattern has no such points.
@@ -172,7 +172,7 @@ class TunedPattern:
         return {place for place in self.resolved(scheme) if self._closure.edges([place])}
 
     def edges(self, scheme: InsertionScheme) -> frozenset[Edge]:
-        """The edges that see a quantized value because of a scheme.
+        """Return the edges that see a quantized value because of a scheme.
 
         Raises:
             InvalidSchemeError: If the pattern has no such points.
@@ -183,7 +183,7 @@ class TunedPattern:
         return self._edges[key]
 
     def fits(self, scheme: InsertionScheme) -> bool:
-        """Whether this pattern has all points of a scheme."""
+        """Whether this pattern has all the points of a scheme."""
         try:
             self.edges(scheme)
         except InvalidSchemeError:
@@ -191,7 +191,7 @@ class TunedPattern:
         return True
 
     def fitting(self, schemes: Iterable[InsertionScheme]) -> list[InsertionScheme]:
-        """The schemes whose points this pattern has; the others are left out with a warning."""
+        """Return the schemes whose points this pattern has; others are dropped with a warning."""
         found = []
         for scheme in schemes:
             try:
@@ -204,7 +204,7 @@ class TunedPattern:
         return found
 
     def from_tensors(self, tensors: Collection[str]) -> list[InsertionScheme]:
-        """Schemes that quantize these tensors, one for each way in which regions name them."""
+        """Return schemes that quantize these tensors, one for each way that regions name them."""
         named = (scheme_in(form, self._index, tensors) for form in self._forms)
         return list({scheme.hash: scheme for scheme in named if not scheme.is_empty}.values())
 
@@ -212,7 +212,7 @@ class TunedPattern:
 def patterns_of(
     regions: Iterable[Region], index: GraphIndex, closure: EdgeClosure
 ) -> dict[Region, TunedPattern]:
-    """The pattern of each region; regions with the same structure and shapes share one.
+    """Return the pattern of each region; regions with the same structure and shapes share one.
 
     Raises:
         AutotunerError: If a region doesn't fit the graph.
@@ -228,22 +228,22 @@ def patterns_of(
 #: Node names and op types to quantize, inputs to leave float, op types with quantized outputs.
 OrtSettings = tuple[list[str], list[str], list[tuple[ir.Node, ir.Node, str]], list[str]]
 
-# The op types that such a quantizer takes for fp8.
+# The op types that such a quantizer supports for fp8.
 _FP8_OPS = frozenset({"Add", "Conv", "Gemm", "MatMul"})
 
 
 def ort_settings(index: GraphIndex, edges: Collection[Edge], quant_type: str) -> OrtSettings:
-    """Describe a placement by nodes; single edges are what such quantizers are told to leave out.
+    """Describe a placement by nodes, and the edges that such quantizers must exclude.
 
     Args:
         index: The graph.
         edges: Every edge that sees a quantized value.
-        quant_type: What it is quantized to.
+        quant_type: The quant type.
 
     Returns:
-        Names of the nodes that read something quantized; their op types; inputs of those nodes
-        that stay float all the same, as maker, reader and tensor; op types of nodes that read
-        nothing quantized, but whose result is.
+        Names of the nodes with quantized inputs; their op types; inputs of those nodes that stay
+        float nevertheless, as producer, reader and tensor; op types of nodes with a quantized
+        result but no quantized input.
     """
     wanted = set(edges)
     readers = {edge.node for edge in wanted if edge.node}
@@ -267,14 +267,14 @@ def ort_settings(index: GraphIndex, edges: Collection[Edge], quant_type: str) ->
 Schemes = Mapping[TunedPattern, InsertionScheme]
 """The scheme of each pattern that has one."""
 
-# Latencies are measured one after the other, not side by side.
+# Latencies are measured one after the other, not interleaved.
 _RELATIVE_ERROR = 0.01
-# A pattern has 30 schemes in the guides: the larger part of them is left for its own points.
+# A pattern has 30 schemes in the guides: most of them are left for its own points.
 _MOST_CANDIDATES = 12
 
 
 def edges_of(schemes: Schemes) -> frozenset[Edge]:
-    """Every edge that sees a quantized value."""
+    """Return every edge that sees a quantized value."""
     return frozenset[Edge]().union(*(tuned.edges(each) for tuned, each in schemes.items()))
 
 
@@ -285,15 +285,15 @@ def whole_model_schemes(
     seed: int,
     measured: Mapping[frozenset[Edge], float],
 ) -> Iterator[Schemes]:
-    """Whole models to measure, each once, as the search of region mode asks for them.
+    """Yield whole models to measure, each once, as the search of region mode requests them.
 
     Args:
-        patterns: The patterns of the regions; what is in none of them stays float.
-        closure: What places come to in the dialect.
-        cache: What is known of patterns.
-        seed: Decides what chance decides.
-        measured: Latencies by quantized edges, infinite for failures; those of the float model
-            and of every model that was handed out before belong there.
+        patterns: The patterns of the regions; nodes in none of them stay float.
+        closure: Expands places to edges in the dialect.
+        cache: Known schemes of patterns.
+        seed: The random seed.
+        measured: Latencies by quantized edges, infinite for failures; must include the float model
+            and every model that was yielded before.
     """
     planner = closure.planner
     ruled = draft_placement(planner, closure.quant_type).chosen

@@ -1,4 +1,4 @@
-"""Tuning and timing as functions; the benchmark that they measure with is one per process."""
+"""Tuning and timing as functions, which measure with the process's one benchmark object."""
 
 from __future__ import annotations
 
@@ -80,32 +80,32 @@ def region_pattern_autotuning_workflow(
     budget_s: float | None = None,
     seed: int = 0,
 ) -> QDQAutotuner:
-    """Tune a model on the engine of the benchmark that `init_benchmark_instance` made.
+    """Tune a model on the engine of the benchmark that `init_benchmark_instance` created.
 
-    It is `qdqtune.tune` that searches: calibrated, and what it writes is never slower than the
-    model.
+    The search is that of `qdqtune.tune`: calibrated, and the written model is never slower than the
+    original.
 
     Args:
         model_or_path: The model, or its file; also an onnx_graphsurgeon graph.
-        output_dir: Where everything is written; None is a folder that is deleted at the end.
-        num_schemes_per_region: Measure at most so many candidates for each pattern of the model,
-            taken together; it also says how thorough to be.
-        pattern_cache_file: A pattern cache of an earlier run; a missing one is only warned of.
-        state_file: Where the state is written, and what to go on from if it is there; None is a
-            file in `output_dir`.
+        output_dir: The folder for all files; None for one that is deleted at the end.
+        num_schemes_per_region: Maximum number of candidates per pattern, as a total over all
+            patterns; it also determines how thorough the search is.
+        pattern_cache_file: A pattern cache of an earlier run; a missing one only causes a warning.
+        state_file: Where the state is written, and resumed from if it exists; None for a file in
+            `output_dir`.
         quant_type: One of the quant types of the engine's dialect.
-        default_dq_dtype: Setting of the autotuner that is returned.
-        qdq_baseline_model: The model quantized by somebody else, to begin with as well.
-        node_filter_list: Wildcards of node names, or a file of them, one per line: regions
-            without a matching node are skipped, unless they have the pattern of one with a match.
+        default_dq_dtype: Setting of the returned autotuner.
+        qdq_baseline_model: A Q/DQ model from another tool, as an additional starting point.
+        node_filter_list: Wildcards of node names, or a file of them, one per line: regions without
+            a matching node are skipped, unless they have the pattern of one with a match.
         verbose: Whether to log every step.
         model_path: Another name for `model_or_path`.
-        calibration_data: As `qdqtune.tune` takes it; None is random.
-        budget_s: End the search after so many seconds.
-        seed: Of the search and of random inputs.
+        calibration_data: As in `qdqtune.tune`; None for random inputs.
+        budget_s: Seconds after which the search ends.
+        seed: Seed of the search and of random inputs.
 
     Returns:
-        An autotuner with what the run measured; `export_onnx` writes what was chosen.
+        An autotuner with the run's measurements; `export_onnx` writes the chosen model.
 
     Raises:
         QdqtuneError: For any error that the user can act on.
@@ -162,7 +162,7 @@ def _current_benchmark() -> EngineBenchmark:
 
 
 def existing_cache(path: _Path | None) -> Path | None:
-    """A pattern cache, if it is there; its absence costs time, nothing else."""
+    """Return the path of a pattern cache if it exists; a missing one only costs time."""
     if path is not None and Path(path).is_file():
         return Path(path)
     if path is not None:
@@ -171,10 +171,10 @@ def existing_cache(path: _Path | None) -> Path | None:
 
 
 def existing_baseline(path: _Path | None) -> Path | None:
-    """A quantized model to begin with.
+    """Return the path of a quantized model to start from.
 
     Raises:
-        ModelError: If it is not there.
+        ModelError: If it does not exist.
     """
     if path is not None and not Path(path).is_file():
         raise ModelError(f"The Q/DQ baseline {path} does not exist.", "Check the path.")
@@ -215,9 +215,9 @@ def _autotuner(
     result: TuneResult,
     state_file: _Path | None,
 ) -> QDQAutotuner:
-    """An autotuner that knows what a run measured, at the shapes and with the scales of the run."""
+    """Create an autotuner with the measurements, shapes and scales of a run."""
     state = Path(state_file) if state_file is not None else result.output_dir / STATE
-    measured = state.is_file()  # there is none if nothing of the model can be quantized
+    measured = state.is_file()  # missing if nothing in the model can be quantized
     shapes = read_state(state).header.get("shapes", {}) if measured else {}
     autotuner = QDQAutotuner(model, dialect=dialect, input_shapes=shapes)
     autotuner.initialize(config)
@@ -233,7 +233,7 @@ def _autotuner(
 
 
 def _check_choice(autotuner: QDQAutotuner, result: TuneResult) -> None:
-    """Warn if the schemes of the state don't come to what was measured and written."""
+    """Warn if the schemes of the state differ from the placement that was measured and written."""
     written = autotuner.graph.effective(result.placement)
     known = autotuner.graph.effective(autotuner.placement())
     if written != known:
@@ -261,25 +261,25 @@ def subgraph_autotuning_workflow(
 ) -> str:
     """Tune a model along the engine's fusion groups: `qdqtune.tune(workflow="subgraph")`.
 
-    It measures with the benchmark that `init_benchmark_instance` made. With `plugin_libraries`,
+    It measures with the benchmark that `init_benchmark_instance` created. With `plugin_libraries`,
     `extra_trtexec_args` or `strongly_typed=False` it measures with the guides' program instead.
 
     Args:
         model_path: The float model.
-        output_dir: Where everything is written.
+        output_dir: The folder for all files.
         graph_json_path: A file with the layers of a build, as `generate_graph_json` writes it; None
-            asks the engine.
+            queries the engine.
         quant_type: One of the quant types of the engine's dialect.
         plugin_libraries: Libraries with custom ops to load.
-        schemes_per_group: Measure at most so many candidates per pattern, taken together.
-        strongly_typed: Whether the program takes types as written, where its version can.
-        extra_trtexec_args: More arguments of the program.
+        schemes_per_group: Maximum number of candidates per pattern, as a total over all patterns.
+        strongly_typed: Whether the program takes types as written, if its version can.
+        extra_trtexec_args: Additional arguments for the program.
         incremental_validation: Whether groups are tried one after the other on the whole model.
-        calibration_data: As `qdqtune.tune` takes it; None is random.
-        seed: Of the search and of random inputs.
+        calibration_data: As in `qdqtune.tune`; None for random inputs.
+        seed: Seed of the search and of random inputs.
 
     Returns:
-        The path of the model that was chosen.
+        The path of the chosen model.
 
     Raises:
         QdqtuneError: For any error that the user can act on.
@@ -314,17 +314,17 @@ def extract_subgraph(
     output_names: Sequence[str],
     shapes: Mapping[str, Dims] | None = None,
 ) -> onnx.ModelProto:
-    """Cut a subgraph out of a model, with the weights that it needs.
+    """Extract a subgraph from a model, with the weights that it needs.
 
     Args:
         model: The model, or its file; also an onnx_graphsurgeon graph.
-        input_names: Tensors that the subgraph begins with.
-        output_names: Tensors that it ends with.
-        shapes: Shapes of these tensors, where they are not those that the model tells.
+        input_names: Input tensors of the subgraph.
+        output_names: Output tensors of the subgraph.
+        shapes: Shapes of these tensors, where they differ from the model's.
 
     Raises:
-        UsageError: If the model has no such tensor, or more than these inputs is needed.
-        ModelError: If the subgraph can't be a model of its own.
+        UsageError: If the model has no such tensor, or the subgraph needs further inputs.
+        ModelError: If the subgraph is not a valid model.
     """
     model = without_graphsurgeon(model)
     loaded = model_from_proto(model) if isinstance(model, onnx.ModelProto) else load_model(model)
@@ -339,7 +339,7 @@ def extract_subgraph(
 
 
 def _between(index: GraphIndex, inputs: Sequence[str], outputs: Sequence[str]) -> set[str]:
-    """The nodes that compute some tensors from others."""
+    """Return the nodes that compute some tensors from others."""
     for name in (*inputs, *outputs):
         if name not in index.value:
             raise UsageError(f"The model has no tensor {name!r}.", "Tensors go by their names.")

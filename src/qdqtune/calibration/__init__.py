@@ -1,6 +1,6 @@
 """Tensor ranges from data, streamed.
 
-What is offered here is imported when it is asked for.
+Public names are imported lazily.
 """
 
 from __future__ import annotations

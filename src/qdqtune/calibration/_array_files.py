@@ -27,15 +27,15 @@ from qdqtune.records._untrusted_files import open_plain, read_bytes, size_in_wor
 
 _BLOCK_BYTES = 128 << 20
 _CHUNK_BYTES = 16 << 20
-_MOST_BYTES = 4 << 30  # 32 blocks: the file is read as often
+_MOST_BYTES = 4 << 30  # 32 blocks, each of which takes a pass over the file
 _SAMPLE_BYTES = 1 << 30
 
-# How the header of a version is read, and how many bytes tell its length.
+# For each version of the format: its header parser, and the size of the header's length field.
 _HEADERS = {
     (1, 0): (np.lib.format.read_array_header_1_0, 2),
     (2, 0): (np.lib.format.read_array_header_2_0, 4),
 }
-_HEADER_BYTES = 10_000  # numpy's own limit, which it applies to what it has read
+_HEADER_BYTES = 10_000  # numpy's own limit, which it applies only after reading
 
 _OpenFile = Callable[[], AbstractContextManager[IO[bytes]]]
 
@@ -45,7 +45,7 @@ class StoredArray:
     """An array in a file or in memory.
 
     Attributes:
-        label: Where it is, for people.
+        label: Its location, for messages.
         shape: Its shape.
         dtype: Its element type.
         samples: Reads it, one sample at a time.
@@ -58,7 +58,7 @@ class StoredArray:
 
 
 def memory_array(label: str, array: Array) -> StoredArray:
-    """An array in memory; samples are views of it."""
+    """Wrap an array in memory; samples are views of it."""
     return StoredArray(label, array.shape, array.dtype, partial(_slices, array))
 
 
@@ -70,10 +70,10 @@ def _slices(array: Array, layout: Layout) -> Iterator[Array]:
 
 
 def tensor_file(path: Path) -> StoredArray:
-    """A `TensorProto` in a file, as ONNX's own test data has them.
+    """Open a file with a `TensorProto`, as in ONNX's own test data.
 
     Raises:
-        UsageError: If it is none.
+        UsageError: If it is not one.
     """
 
     def samples(layout: Layout) -> Iterator[Array]:
@@ -97,7 +97,7 @@ def _parse_tensor(path: Path) -> onnx.TensorProto:
 
 
 def numpy_file(path: Path) -> StoredArray:
-    """A `.npy` file.
+    """Open a `.npy` file.
 
     Raises:
         UsageError: If it is not one, holds Python objects, or is cut off.
@@ -107,7 +107,7 @@ def numpy_file(path: Path) -> StoredArray:
 
 
 def numpy_entries(path: Path) -> dict[str, StoredArray]:
-    """The arrays of an `.npz` file by name.
+    """Return the arrays of an `.npz` file by name.
 
     Raises:
         UsageError: If it is not such a file.
@@ -131,13 +131,13 @@ def _open_entry(path: Path, entry: str) -> Iterator[IO[bytes]]:
 
 
 def _numpy_array(label: str, reopen: _OpenFile, file: IO[bytes], file_bytes: int) -> StoredArray:
-    """An array in numpy's format.
+    """Open an array in numpy's format.
 
     Args:
-        label: Where it is, for people.
+        label: Its location, for messages.
         reopen: Opens its file again.
-        file: The file at its beginning.
-        file_bytes: How long it is.
+        file: The file, positioned at its beginning.
+        file_bytes: Size of the file.
     """
     shape, fortran_order, dtype = _read_header(file, label)
     array_bytes = math.prod(shape) * dtype.itemsize
@@ -188,7 +188,7 @@ def _read_header(file: IO[bytes], label: str) -> tuple[tuple[int, ...], bool, np
     header = file.read(int.from_bytes(length, "little"))
     try:
         shape, fortran_order, dtype = read_header(io.BytesIO(length + header))
-    except MemoryError:  # Python's parser has a stack of its own
+    except MemoryError:  # Python's parser has its own stack limit
         raise ValueError("its header is nested too deeply") from None
     if min(shape, default=0) < 0:
         raise ValueError(f"its header says that its shape is {list(shape)}")
@@ -210,14 +210,14 @@ def column_major_samples(
     """Read samples one after the other.
 
     Args:
-        label: Where they are, for people.
-        open_values: Opens the file where the values begin.
+        label: Their location, for messages.
+        open_values: Opens the file at the start of the values.
         shape: The shape of the array.
         dtype: The type of its elements.
         layout: How it divides into samples along its first axis.
 
     Raises:
-        LimitError: If the array is too large to be read that often.
+        LimitError: If the array is too large to be read in this many passes.
         EOFError: If the file ends too early.
     """
     size = math.prod(shape) * dtype.itemsize
@@ -257,7 +257,7 @@ def _read_exactly(file: IO[bytes], size: int) -> bytes:
 def _read_rows(
     file: IO[bytes], height: int, width: int, dtype: np.dtype[Any], first: int, last: int
 ) -> Array:
-    """Some rows of a matrix that is stored column by column."""
+    """Return some rows of a matrix that is stored column by column."""
     rows = np.empty((last - first, width), dtype)
     column_bytes = height * dtype.itemsize
     at_once = _CHUNK_BYTES // max(1, column_bytes)
@@ -266,7 +266,7 @@ def _read_rows(
             count = min(at_once, width - left)
             values = np.frombuffer(_read_exactly(file, count * column_bytes), dtype)
             rows[:, left : left + count] = values.reshape(count, height)[:, first:last].T
-        else:  # one column is more than a chunk
+        else:  # one column is larger than a chunk
             file.seek(first * dtype.itemsize, 1)
             values = np.frombuffer(_read_exactly(file, (last - first) * dtype.itemsize), dtype)
             rows[:, left] = values
@@ -281,7 +281,7 @@ def _readable(label: str) -> Iterator[None]:
     except (UsageError, MemoryError):
         raise
     except Exception as error:
-        # Readers of damaged files raise whatever they trip over: numpy a TokenError or TypeError,
+        # Parsers raise various exceptions on damaged files: numpy a TokenError or TypeError,
         # zipfile an LZMAError, onnx a KeyError.
         reason = str(error).strip().splitlines()
         raise UsageError(

@@ -1,7 +1,4 @@
-"""The inputs that a model expects.
-
-How given arrays are cast and divided into samples for them.
-"""
+"""The inputs that a model expects, and how arrays are cast and divided into samples for them."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExpectedInput:
-    """What one input takes.
+    """The requirements of one input.
 
     Attributes:
         name: Name of the input.
@@ -42,7 +39,7 @@ class ExpectedInput:
 
 
 def expected_inputs(model: ir.Model) -> list[ExpectedInput]:
-    """The inputs that have to be fed, in order.
+    """Return the inputs that must be fed, in order.
 
     Raises:
         ModelError: If an input is not a tensor.
@@ -61,14 +58,14 @@ def expected_inputs(model: ir.Model) -> list[ExpectedInput]:
 
 
 def fits(shape: Shape, dims: Sequence[int | None]) -> bool:
-    """Whether a shape has these sizes wherever they are fixed."""
+    """Whether a shape matches all fixed dims."""
     return len(shape) == len(dims) and all(
         dim is None or size == dim for size, dim in zip(shape, dims, strict=True)
     )
 
 
 def _misfit(where: str, shape: Shape, expected: ExpectedInput) -> UsageError:
-    """The error for a shape that an input can't take, with advice for the usual mistakes."""
+    """Return the error for a shape that does not fit an input, with advice on common mistakes."""
     dims = expected.dims or ()
     wanted = ", ".join("?" if dim is None else str(dim) for dim in dims)
     what = f"{where} has the shape {shape} for the input {expected.name!r}, which takes ({wanted})."
@@ -89,7 +86,7 @@ def _advice(shape: Shape, dims: Sequence[int | None]) -> str:
 
 
 def check_dtype(where: str, dtype: np.dtype[Any], expected: ExpectedInput) -> None:
-    """Refuse element types that no values could make right.
+    """Reject element types that can't be converted, whatever the values.
 
     Raises:
         UsageError: If it is such a type.
@@ -108,13 +105,13 @@ def check_dtype(where: str, dtype: np.dtype[Any], expected: ExpectedInput) -> No
 def conform(
     where: str, array: Array, expected: ExpectedInput, warn: Callable[[str], None]
 ) -> Array:
-    """Give an array the element type that the model wants.
+    """Cast an array to the element type that the model expects.
 
     Args:
-        where: What holds it.
+        where: Where the array comes from, for messages.
         array: The array.
-        expected: What the model wants.
-        warn: Takes what is rarely meant.
+        expected: The model's input.
+        warn: Called with a message about a conversion that is rarely intended.
 
     Raises:
         UsageError: If values would change, or are not finite.
@@ -137,7 +134,7 @@ def conform(
 
 
 def look_at(array: Array, expected: ExpectedInput) -> None:
-    """Say what is legal, but rarely meant."""
+    """Log values that are legal but rarely intended."""
     if not expected.dtype.is_floating_point() or array.size < 2:
         return
     low, high = float(array.min()), float(array.max())
@@ -175,7 +172,7 @@ def _to_float(where: str, array: Array, expected: ExpectedInput) -> Array:
 def _to_integer(where: str, array: Array, expected: ExpectedInput) -> Array:
     with np.errstate(invalid="ignore"):
         cast = array.astype(_wanted(expected))
-    # Wrapped numbers survive the way back; their sign doesn't.
+    # A wrapped number survives the round trip, but its sign changes.
     lost = (cast.astype(array.dtype) != array) | ((cast < 0) != (array < 0))
     if lost.any():
         raise UsageError(
@@ -204,7 +201,7 @@ def _is_extension(dtype: np.dtype[Any]) -> bool:
 
 
 def _is_raw(dtype: np.dtype[Any], expected: ExpectedInput) -> bool:
-    """Whether these are the bytes of an extension type: that is what files keep of them."""
+    """Whether these are the raw bytes of an extension type, which is how files store them."""
     wanted = _wanted(expected)
     return dtype == np.dtype(f"V{wanted.itemsize}") and _is_extension(wanted)
 
@@ -219,12 +216,12 @@ def _name(expected: ExpectedInput) -> str:
 
 @dataclass(frozen=True)
 class Layout:
-    """An array seen as samples.
+    """An array viewed as samples.
 
     Attributes:
-        samples: How many.
-        rows: How many steps along the first axis make one; None if the whole array is each of them.
-        shape: The shape of one.
+        samples: Number of samples.
+        rows: Steps along the first axis per sample; None if every sample is the whole array.
+        shape: The shape of one sample.
     """
 
     samples: int
@@ -241,14 +238,14 @@ def lay_out(
 ) -> dict[str, Layout]:
     """Find the one way in which the arrays of all inputs hold the same number of samples.
 
-    Samples may be stacked along an axis of their own in front, or along the first axis, in steps
-    of the model's batch. An open first axis is taken for the batch: with `split_open`, every row
-    is a sample. A scalar serves all samples.
+    Samples may be stacked along an additional first axis, or along the existing one in steps of the
+    model's batch. An open first axis is taken to be the batch: with `split_open`, every row is a
+    sample. A scalar is used for all samples.
 
     Args:
-        where: What holds the arrays.
+        where: Where the arrays come from, for messages.
         shapes: The array shapes by input name.
-        inputs: What the model wants.
+        inputs: The model's inputs.
         split_open: Whether to split along a first axis that the model leaves open.
 
     Raises:
@@ -276,12 +273,12 @@ def lay_out(
 
 
 def left_over(shape: Shape, layout: Layout) -> int:
-    """How many rows at the end are too few for a sample."""
+    """Return the number of rows at the end that are too few for a sample."""
     return 0 if layout.rows is None else shape[0] - layout.samples * layout.rows
 
 
 def is_short(shape: Shape, expected: ExpectedInput) -> bool:
-    """Whether it would be a batch if it had more rows: the last one of a data loader."""
+    """Whether it is a batch with too few rows, such as the last one of a data loader."""
     dims = expected.dims
     if not dims or not shape or dims[0] is None:
         return False
@@ -289,7 +286,7 @@ def is_short(shape: Shape, expected: ExpectedInput) -> bool:
 
 
 def _ways(where: str, shape: Shape, expected: ExpectedInput, split_open: bool) -> list[Layout]:
-    """Every way to see the array as samples, likeliest first; none for a scalar, which fits any."""
+    """Return every way to view an array as samples, most likely first; none for a scalar."""
     dims = expected.dims
     whole = Layout(1, None, shape)
     if dims is None:
@@ -302,7 +299,7 @@ def _ways(where: str, shape: Shape, expected: ExpectedInput, split_open: bool) -
         batch = dims[0]
         if batch is None and shape[0]:
             rows = Layout(shape[0], 1, (1, *shape[1:]))
-            # A list of numbers is rather one sample than many of one number each.
+            # A list of numbers is more likely one sample than many samples of one number each.
             return [rows, whole] if split_open and len(dims) > 1 else [whole, rows]
         if batch in (None, shape[0]):
             return [whole]

@@ -1,8 +1,8 @@
-"""Models with outputs added, and their runs in bounded memory.
+"""Models with additional outputs, and their runs in bounded memory.
 
-Whatever looks inside a model does it here: statistics of tensors, their values and shapes, and the
-first overflow; the errors of layers are reduced in the same way. Tensors are reduced inside the
-engine, so that a run returns a few numbers of each, however large they are.
+Everything that inspects the inside of a model uses this module: statistics of tensors, their values
+and shapes, and the first overflow; errors of layers are reduced in the same way. Tensors are
+reduced inside the engine, so that a run returns a few numbers for each, however large they are.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 Progress = Callable[[int, "int | None"], None]
-"""Takes how many samples are done, and how many there are if that is known."""
+"""Called with the number of samples done, and the total if known."""
 
 _logger = logging.getLogger(__name__)
 
 _BLOCK = 32
 _EXTREMES = "qdqtune_extremes"
 
-# The engine's minimum and maximum pass NaN over unless it comes first. A sum of absolute values is
-# NaN if and only if one of them is, also where it overflows; it makes runs 6 to 13 % longer.
+# The engine's minimum and maximum ignore NaN unless it comes first. A sum of absolute values is NaN
+# if and only if one of them is, even if it overflows; it makes runs 6 to 13 % longer.
 _REDUCTIONS = ("ReduceMin", "ReduceMax", "ReduceL1")
 
 _ALL_VALUES = 1 << 20
 _VALUES_PER_TENSOR = (256, 4096)
 _END = np.iinfo(np.int64).max
 
-# What is taken from one run at most; the model is run again for the rest.
+# Limit for the values taken from one run; the model is run again for the rest.
 _BYTES_AT_ONCE = 1 << 28
 
 _OTHER_INPUTS = "Feed it with what it gets in use; of open dims, not all sizes may be possible."
@@ -65,16 +65,17 @@ _OTHER_SHAPES = "Check the input shapes: --shapes, --dim."
 
 
 class PackedOutput(ABC):
-    """The nodes of a model, and nodes among them that reduce tensors into one flat output.
+    """The nodes of a model, interspersed with nodes that reduce tensors into one flat output.
 
-    The place of nodes in the file decides what they cost. ONNX Runtime runs the inputs of a node
-    from the last to the first in the file, so what is reduced late keeps its memory to the end. And
-    it opens a model with a sorted list of nodes that could be next: with all reductions at the end
-    they are all in it, and 4,000 nodes take minutes. So the reductions of a block of neighbours
-    follow them, backwards, and each block is joined to those before it.
+    The cost of nodes depends on their position in the file. ONNX Runtime computes the inputs of a
+    node from the last to the first in the file, so tensors reduced late keep their memory to the
+    end. It also sorts the list of nodes that could run next when it opens a model: with all
+    reductions at the end, all are in that list, and 4,000 nodes take minutes. So the reductions of
+    a block of neighbours follow that block in reverse order, and each block is joined to those
+    before it.
 
     Args:
-        output: The name of the output; all names that are added begin with it.
+        output: The name of the output, which is the prefix of all added names.
 
     Attributes:
         nodes: The nodes so far; a caller appends the model's own.
@@ -96,13 +97,13 @@ class PackedOutput(ABC):
         return self._constants.values()
 
     def want(self, tensor: str) -> None:
-        """Have a tensor reduced; its node must be among the nodes."""
+        """Request the reduction of a tensor; its node must be among the nodes."""
         self._waiting.append(tensor)
         if len(self._waiting) >= _BLOCK:
             self._reduce_block()
 
     def finish(self) -> None:
-        """Reduce the tensors that are left, and join everything into the output."""
+        """Reduce the remaining tensors, and join everything into the output."""
         self._reduce_block()
         self._join(self._output)
 
@@ -112,10 +113,10 @@ class PackedOutput(ABC):
 
         Args:
             tensor: Its name.
-            label: What the names of the nodes and their outputs begin with.
+            label: Prefix for the names of the nodes and their outputs.
 
         Returns:
-            Their outputs that belong to the packed one: vectors of float32.
+            The outputs to join into the packed one: vectors of float32.
         """
 
     def add(self, op_type: str, inputs: list[str], output: str, **attributes: Any) -> str:
@@ -131,7 +132,7 @@ class PackedOutput(ABC):
         return str(found.name)
 
     def flat(self, tensor: str, dtype: ir.DataType | None, label: str) -> str:
-        """A tensor as a vector of float32, whatever its rank and type."""
+        """Return a tensor of any rank and type as a vector of float32."""
         if dtype != ir.DataType.FLOAT:
             tensor = self.add("Cast", [tensor], f"{label}_float", to=onnx.TensorProto.FLOAT)
         return self.add("Reshape", [tensor, self.constant([-1])], f"{label}_flat")
@@ -142,12 +143,12 @@ class PackedOutput(ABC):
             results += self.reduce(tensor, f"{self._output}_{position}")
         self.order += reversed(self._waiting)
         self._waiting.clear()
-        self._join(f"{self._output}_joined_{self._blocks}")  # behind the reductions of this block
+        self._join(f"{self._output}_joined_{self._blocks}")  # after the reductions of this block
         self._blocks += 1
         self._results += results
 
     def _join(self, name: str) -> None:
-        """Join the results that are waiting; what was joined already comes first."""
+        """Join the pending results, after those that are already joined."""
         if self._results:
             self._results = [self.add("Concat", self._results, name, axis=0)]
 
@@ -158,7 +159,7 @@ def variant(
     outputs: Iterable[onnx.ValueInfoProto],
     constants: Iterable[onnx.TensorProto] = (),
 ) -> onnx.ModelProto:
-    """The base with other nodes and outputs, and with further constants."""
+    """Return the base with other nodes and outputs, and with additional constants."""
     content = base.assemble((), base.constant_parts.values())
     proto: onnx.ModelProto = onnx.ModelProto.FromString(content)
     del proto.graph.output[:]
@@ -172,11 +173,11 @@ def variant(
 def running(
     base: PreparedModel, worker: Worker, model: onnx.ModelProto, options: SessionOptions | None
 ) -> Iterator[Callable[[Feeds], Outputs]]:
-    """Open a variant of a base for as long as it is run.
+    """Open a variant of a base inside the context.
 
     Args:
         base: The base.
-        worker: Of the reference engine.
+        worker: A worker of the reference engine.
         model: The variant.
         options: How to open it.
 
@@ -196,10 +197,10 @@ def running(
 
 
 def _open(worker: Worker, path: Path, options: SessionOptions | None) -> OpenModel:
-    """Open a model; as it is written if the engine's optimizations can't cope with it.
+    """Open a model; without optimizations if the engine's optimizations fail on it.
 
-    Seen in ONNX Runtime 1.31: it fuses the GELU of a GPT-2 although one of its tensors is an
-    output, and then misses that tensor.
+    ONNX Runtime 1.31 fuses the GELU of a GPT-2 although one of its tensors is an output, and then
+    reports that tensor as missing.
     """
     try:
         return worker.open(path, options)
@@ -213,12 +214,12 @@ def _open(worker: Worker, path: Path, options: SessionOptions | None) -> OpenMod
 
 
 class _Statistics(PackedOutput):
-    """Reduces tensors to `_REDUCTIONS`, and to some of their values if wanted.
+    """Reduces tensors to `_REDUCTIONS`, and to some of their values if requested.
 
     Args:
         base: The model.
-        tensors: What to reduce.
-        with_values: Whether values are wanted.
+        tensors: The tensors to reduce.
+        with_values: Whether to return values as well.
     """
 
     def __init__(self, base: PreparedModel, tensors: Collection[str], *, with_values: bool) -> None:
@@ -238,9 +239,9 @@ class _Statistics(PackedOutput):
         self.finish()
 
     def reduce(self, tensor: str, label: str) -> list[str]:
-        """The reductions, then the number of values and the values."""
+        """Return the reductions, then the number of values and the values."""
         flat = self.flat(tensor, self._index.dtype(tensor), label)
-        # Of no elements: inf, -inf and 0, which change nothing.
+        # For a tensor without elements: inf, -inf and 0, which have no effect.
         results = [
             self.add(op_type, [flat], f"{label}_{op_type}", keepdims=1) for op_type in _REDUCTIONS
         ]
@@ -254,7 +255,7 @@ class _Statistics(PackedOutput):
         return results
 
     def _step(self, tensor: str, flat: str, label: str) -> str:
-        """How far the values are apart; an even step would pass over half of most channels."""
+        """Return the distance between values; an even step would skip half of most channels."""
         shape = known_shape(self._index, tensor)
         if shape is not None:
             return self.constant([even_step(shape, self._count)])
@@ -264,7 +265,7 @@ class _Statistics(PackedOutput):
         return self.add("Add", [even, self.constant([1])], f"{label}_step")
 
     def parted(self, output: Array) -> tuple[Array, list[Array]]:
-        """Take the output of a run apart.
+        """Split the output of a run.
 
         Returns:
             An array with a row of `_REDUCTIONS` per tensor, and the values of each.
@@ -279,10 +280,10 @@ class _Statistics(PackedOutput):
 
 
 def even_step(shape: Sequence[int], count: int) -> int:
-    """The step that takes about this many values of a tensor, from all of its channels alike."""
+    """Return a step that takes about this many values of a tensor, evenly from all channels."""
     size = math.prod(shape)
     step = max(-(-size // count), 1)
-    # With a step that shares no factor with any dim, no row, column or channel is passed over.
+    # A step that shares no factor with any dim skips no row, column or channel.
     while math.gcd(step, size) != 1 and step < size:
         step += 1
     return step
@@ -290,14 +291,15 @@ def even_step(shape: Sequence[int], count: int) -> int:
 
 @dataclass(frozen=True)
 class TensorStatistics:
-    """What tensors were seen to be.
+    """The observed statistics of tensors.
 
     Attributes:
         whole: Smallest and largest value of every tensor that has a range.
-        samples: How many samples were run.
+        samples: Number of samples that were run.
         strange: Tensors without a range, and the first sample on which they were infinite or
             undefined.
-        histograms: Of evenly spread values, by tensor; empty if only extremes were asked for.
+        histograms: Histograms of evenly spread values, by tensor; empty if only extremes were
+            requested.
     """
 
     whole: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -317,20 +319,20 @@ def collect_statistics(
     total: int | None = None,
     progress: Progress | None = None,
 ) -> TensorStatistics:
-    """Run the model on each sample, once, in memory that does not grow with their number.
+    """Run the model once on each sample, in memory that does not grow with their number.
 
-    Extremes are taken inside the engine; without values, what comes back per sample are three
-    numbers per tensor. Values are counted into histograms as they come.
+    Extremes are computed inside the engine; without values, it returns three numbers per tensor and
+    sample. Values are counted into histograms as they arrive.
 
     Args:
         base: The model.
-        worker: Of the reference engine.
+        worker: A worker of the reference engine.
         samples: Input sets, read one at a time.
-        tensors: What to watch: float tensors of the main graph.
-        with_values: Whether to make histograms.
+        tensors: The tensors to observe: float tensors of the main graph.
+        with_values: Whether to build histograms.
         as_written: Whether to run every op as it is written, without the engine's optimizations.
-        total: How many samples there are, if they can't tell.
-        progress: Told after every sample.
+        total: Number of samples, if the iterable has no length.
+        progress: Called after every sample.
 
     Raises:
         EngineError: If the model does not run.
@@ -344,9 +346,9 @@ def collect_statistics(
     extremes = _Extremes(statistics.order)
     histograms = {name: Histogram() for name in statistics.order} if with_values else {}
     total = total or operator.length_hint(samples) or None
-    # With the engine's optimizations: what is watched has a reader, so it is not fused away.
-    # Seen on one core, everything watched, against as written (and the bare model): ResNet-18
-    # 32 ms against 43 (28), MobileNetV2 19 against 27 (8), ViT 133 against 137 (93).
+    # The engine's optimizations stay enabled: watched tensors have a reader, so they are not fused
+    # away. Measured on one core with everything watched, against as written (and the bare model):
+    # ResNet-18 32 ms against 43 (28), MobileNetV2 19 against 27 (8), ViT 133 against 137 (93).
     options = AS_WRITTEN if as_written else opening_options(len(base.nodes))
     at = ""
     try:
@@ -370,11 +372,11 @@ def collect_statistics(
 
 
 def watched_tensors(index: GraphIndex, placement: Placement | None = None) -> list[str]:
-    """Every float tensor of the main graph that is not a constant and not known to be empty.
+    """Return all float tensors of the main graph that are neither constant nor known to be empty.
 
     Args:
         index: The model.
-        placement: Only what it quantizes; None is everything.
+        placement: Restricts them to those that it quantizes; None means all.
     """
     quantized = None
     if placement is not None:
@@ -391,7 +393,7 @@ def watched_tensors(index: GraphIndex, placement: Placement | None = None) -> li
 
 
 def warn_of(strange: Mapping[str, int]) -> None:
-    """Name the tensors that have no range."""
+    """Warn about tensors that have no range."""
     for name, sample in strange.items():
         _logger.warning(
             "%s takes infinite or undefined values, first in sample %d: it has no range",
@@ -400,7 +402,7 @@ def warn_of(strange: Mapping[str, int]) -> None:
 
 
 class _Extremes:
-    """Smallest and largest value per tensor, and the first sample where one has none."""
+    """Smallest and largest value per tensor, and the first sample where one has no range."""
 
     def __init__(self, tensors: Sequence[str]) -> None:
         self.samples = 0
@@ -411,7 +413,7 @@ class _Extremes:
 
     def add(self, reductions: Array) -> None:
         lows, highs, sums = reductions.T
-        # A tensor without elements has an infinite minimum, too: above its maximum.
+        # The minimum of a tensor without elements is infinite, too, but above its maximum.
         infinite = (np.isinf(lows) | np.isinf(highs)) & (lows <= highs)
         for position in np.flatnonzero(infinite | np.isnan(sums)).tolist():
             self.strange.setdefault(self._tensors[position], self.samples)
@@ -431,13 +433,13 @@ class _Extremes:
 def capture_tensors(
     base: PreparedModel, worker: Worker, feeds: Feeds, shapes: Mapping[str, Shape]
 ) -> Iterator[tuple[str, Array]]:
-    """Values of tensors as they are in a run; placeholders where the model doesn't run that way.
+    """Yield the values of tensors in a run; placeholders if the model can't be run that way.
 
     Args:
         base: The model.
-        worker: Of the reference engine.
-        feeds: What it is run on.
-        shapes: Names of the tensors, and what to make up otherwise.
+        worker: A worker of the reference engine.
+        feeds: The inputs to run it on.
+        shapes: Names of the tensors, with the shapes and types of placeholders.
     """
     given = [name for name in shapes if name in feeds]
     for name in given:
@@ -485,20 +487,20 @@ def _run(
 
 
 def _placeholder_values(shape: Shape, dtype: ir.DataType) -> Array:
-    """Small numbers of one sign for floats; zeros for what may be an index."""
+    """Return small numbers of one sign for floats; zeros for types that may be indices."""
     values = np.zeros(shape) if dtype.is_integer() else np.linspace(0.1, 1.0, math.prod(shape))
     return values.reshape(shape).astype(dtype.numpy())
 
 
 def observe_shapes(base: PreparedModel, worker: Worker, feeds: Feeds) -> dict[str, Shape]:
-    """Run the model once and note the shapes that are not known yet.
+    """Run the model once and record the shapes that are not known yet.
 
-    They are written into the index's values, but not into the graph's own outputs: those stay as
-    open as they are. Inside `graph.shapes.at_shapes` the values are put back at its end.
+    They are written into the index's values, but not into the graph's own outputs, whose dims stay
+    open. Inside `graph._shapes.at_shapes`, the values are restored when it exits.
 
     Args:
         base: The model.
-        worker: Of the reference engine.
+        worker: A worker of the reference engine.
         feeds: One set of inputs.
 
     Returns:
@@ -530,7 +532,7 @@ def observe_shapes(base: PreparedModel, worker: Worker, feeds: Feeds) -> dict[st
 
 
 def unknown_tensors(index: GraphIndex) -> list[str]:
-    """Every computed tensor of the main graph whose shape is not wholly known."""
+    """Return every computed tensor of the main graph whose shape is not fully known."""
     return [
         value.name
         for node in index.nodes
@@ -540,7 +542,7 @@ def unknown_tensors(index: GraphIndex) -> list[str]:
 
 
 def known_shape(index: GraphIndex, tensor: str) -> Shape | None:
-    """The shape of a tensor if all of its dims are fixed."""
+    """Return the shape of a tensor if all of its dims are fixed."""
     shape = index.shape(tensor)
     fixed = tuple(dim for dim in shape or () if dim is not None)
     return fixed if shape is not None and len(fixed) == len(shape) else None
@@ -553,18 +555,18 @@ def _is_tensor(value: ir.Value) -> bool:
 def first_overflow(
     model: ir.Model, rounded: Mapping[str, str], worker: Worker, feeds: Feeds, folder: Path
 ) -> str:
-    """Run a model and look at every float result of it.
+    """Run a model and find the first node whose result overflows.
 
     Args:
         model: The model, computing in float32; its weights move into the folder.
-        rounded: Node name to the value to look at instead of the node's own result.
-        worker: Of the reference engine.
+        rounded: Node name to the value to inspect instead of the node's own result.
+        worker: A worker of the reference engine.
         feeds: Inputs.
         folder: Where the model may be written.
 
     Returns:
-        Name of the first node that makes something not finite out of finite numbers; empty if
-        there is none.
+        Name of the first node that computes non-finite values from finite ones; empty if there is
+        none.
 
     Raises:
         EngineError: If the model does not run.
@@ -587,7 +589,7 @@ def first_overflow(
 
 
 def _sources(node: ir.Node) -> Iterator[ir.Node]:
-    """The nodes whose results a node reads, Casts looked through."""
+    """Yield the nodes whose results a node reads, looking through Casts."""
     for value in node.inputs:
         producer = value.producer() if value is not None else None
         while producer is not None and is_op(producer, "Cast") and producer.inputs[0] is not None:

@@ -1,7 +1,7 @@
-"""How far the results of a quantized model's ops are from those of its float model.
+"""The errors of a quantized model's ops against those of its float model.
 
-Both run in one model, as they are written, and are compared inside the engine: what comes back per
-sample are a few numbers per op, not the tensors.
+Both run as written in one model, and are compared inside the engine, which returns a few numbers
+per op and sample instead of the tensors.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ Numbers = npt.NDArray[np.float64]
 
 _OUTPUT = "qdqtune_errors"
 
-# What comes of every pair: sums of the squares of the float tensor, of the difference and of the
+# The numbers for every pair: sums of the squares of the float tensor, of the difference and of the
 # other tensor, then the difference's largest magnitude, and the float tensor's extremes.
 _NUMBERS = 6
 
-# Beyond this a number is a mask, whose square no float32 holds.
+# A larger number is a mask, whose square would overflow float32.
 _LARGEST = 1e15
 
 _SMALL_BYTES = 1024
@@ -51,28 +51,28 @@ _FREE_WEIGHTS_IR_VERSION = 4
 
 
 class Wiring(Enum):
-    """What the quantized ops read."""
+    """The inputs of quantized ops."""
 
-    #: Every op alone: what it reads comes from the float model, through its own Q and DQ.
+    #: Each op in isolation: its inputs come from the float model, through its own Q and DQ.
     OWN = "own"
-    #: The quantized model as it is: what went wrong before an op counts, too.
+    #: The quantized model as it is: errors of earlier ops count, too.
     ACCUMULATED = "accumulated"
 
 
 def own_errors(
     worker: Worker, float_model: Path, quantized: Path, samples: Iterable[Feeds]
 ) -> dict[str, OpError]:
-    """What the quantization of each op adds: it reads what the float model computes.
+    """Return the error that the quantization of each op adds: it reads the float model's values.
 
     Args:
-        worker: Of the reference engine.
-        float_model: The float model, in a folder that may be written to: weights that lie in a
-            file there are not copied.
+        worker: A worker of the reference engine.
+        float_model: The float model, in a folder that may be written to: weights that are in a file
+            there are not copied.
         quantized: A quantized model of it, with the same inputs.
         samples: Input sets, read one at a time.
 
     Returns:
-        The error of every op that reads something quantized, by node name.
+        The error of every op with a quantized input, by node name.
 
     Raises:
         EngineError: If the models don't run.
@@ -93,12 +93,12 @@ def op_errors(
     """Compare two models op by op; see `own_errors`.
 
     Args:
-        worker: Of the reference engine.
+        worker: A worker of the reference engine.
         pairing: The models.
-        wiring: What the quantized ops read.
+        wiring: The inputs of quantized ops.
         samples: Input sets, read one at a time.
-        folder: Where to put the model that is run.
-        progress: Told after every sample.
+        folder: The folder for the model that is run.
+        progress: Called after every sample.
     """
     ops = pairing.ops if wiring is Wiring.OWN else pairing.ops_of_fixed_shape()
     if not ops:
@@ -111,7 +111,7 @@ def op_errors(
             for numbers in runs:
                 for tensor, found in numbers.items():
                     sums[tensor][:3] += found[:3]
-                    # Of an empty tensor the largest value is minus infinite, and changes nothing.
+                    # The largest value of an empty tensor is minus infinity, which has no effect.
                     sums[tensor][3:] = np.fmax(sums[tensor][3:], found[3:] * (1, 1, -1))
                 done += 1
                 if progress is not None:
@@ -150,7 +150,7 @@ def _distances(
     samples: Iterable[Feeds],
     folder: Path,
 ) -> Generator[dict[str, Numbers], None, None]:
-    """Run the comparing model; it is written and opened anew where a mask is met.
+    """Run the comparing model; it is written and opened again when a mask is found.
 
     Yields:
         The numbers of one sample, by tensor.
@@ -183,13 +183,13 @@ def _distances(
 
 
 class _ComparingModel(PackedOutput):
-    """A model that holds the float graph and the quantized one, and outputs their distances.
+    """A model that contains the float and the quantized graph, and outputs their differences.
 
     Args:
         pairing: The two models.
-        wiring: What the quantized ops read.
-        tensors: What to compare, by the names of the quantized model.
-        masked: Tensors of which huge values, as masks have them, are left out.
+        wiring: The inputs of quantized ops.
+        tensors: The tensors to compare, by their names in the quantized model.
+        masked: Tensors whose huge values, as in masks, are excluded.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class _ComparingModel(PackedOutput):
         self.finish()
 
     def reduce(self, tensor: str, label: str) -> list[str]:
-        """The `NUMBERS` of a pair."""
+        """Return the `_NUMBERS` numbers of a pair."""
         original, quantized = self._pairing.original, self._pairing.quantized
         source = self._pairing.float_of[tensor]
         before = self.flat(source, original.dtype(source), f"{label}_0")
@@ -244,10 +244,10 @@ class _ComparingModel(PackedOutput):
         ]
 
     def write(self, path: Path) -> list[str]:
-        """Write it; weights that don't lie beside it already are written to a file of its own.
+        """Write it; weights that are not in a file next to it go to a new file.
 
         Returns:
-            The tensors, in the order in which their numbers come out.
+            The tensors, in the order of their numbers in the output.
         """
         models = [self._pairing.original.model, self._pairing.quantized.model]
         output = make_tensor_value_info(
@@ -277,9 +277,9 @@ class _ComparingModel(PackedOutput):
         return self.order
 
     def _in_order(self) -> Iterator[ir.Node]:
-        """The nodes that comparisons depend on, of both graphs.
+        """Yield the nodes of both graphs that the comparisons depend on.
 
-        One of the quantized graph follows what it reads or stands for.
+        A node of the quantized graph follows those that it reads or is compared with.
         """
         pairing = self._pairing
         needed = _ancestors(pairing.quantized, self._tensors, lambda name: bool(self._source(name)))
@@ -306,7 +306,7 @@ class _ComparingModel(PackedOutput):
             yield node
 
     def _source(self, tensor: str) -> str:
-        """What of the float graph stands in for a tensor of the quantized one; "" if nothing."""
+        """Return the float graph's tensor that is read instead of a quantized one; "" if none."""
         pairing = self._pairing
         is_computed = pairing.quantized.value[tensor].producer() is not None
         if self._wiring is Wiring.ACCUMULATED and is_computed:
@@ -314,7 +314,7 @@ class _ComparingModel(PackedOutput):
         return pairing.float_of[tensor] if pairing.is_taken_over(tensor) else ""
 
     def _add_quantized(self, node: ir.Node) -> None:
-        """Add a node of the quantized graph, behind Casts where it reads the float one."""
+        """Add a node of the quantized graph, with Casts where it reads from the float graph."""
         names: dict[str, str] = {}
         for tensor in reads(node, self._pairing.quantized):
             source = self._source(tensor)
@@ -331,12 +331,12 @@ class _ComparingModel(PackedOutput):
 
 
 def _weights_name(path: Path) -> str:
-    """How the file is called that has the weights of a model written to this path."""
+    """Return the name of the weights file of a model written to this path."""
     return f"{path.name}.data"
 
 
 def _rename(node: onnx.NodeProto, prefix: str, names: dict[str, str]) -> None:
-    """Give everything in a node a prefix, or another name."""
+    """Add a prefix to every name in a node, or replace it."""
 
     def renamed(name: str) -> str:
         return names.get(name, prefix + name) if name else ""
@@ -357,7 +357,7 @@ def _rename(node: onnx.NodeProto, prefix: str, names: dict[str, str]) -> None:
 def _ancestors(
     index: GraphIndex, tensors: Iterable[str], ends: Callable[[str], bool] = lambda _: False
 ) -> set[ir.Node]:
-    """The nodes that tensors depend on; what is before a tensor that is an end doesn't count."""
+    """Return the nodes that tensors depend on, not looking beyond tensors that are ends."""
     nodes: set[ir.Node] = set()
     pending = [index.value[name].producer() for name in tensors]
     while pending:
@@ -370,10 +370,10 @@ def _ancestors(
 
 
 def _reference(store: WeightStore, name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
-    """A weight under another name; what lies in a file of the folder stays there."""
+    """Return a weight under another name; one in a file of the folder stays there."""
     if isinstance(tensor, ir.ExternalTensor):
         is_copied = Path(tensor.base_dir) != store.folder.absolute()
-    else:  # there may be very many small ones, and a file of them is slow to write
+    else:  # there may be many small ones, and a file of them is slow to write
         is_copied = tensor.nbytes > _SMALL_BYTES
     found = onnx.TensorProto()
     if is_copied:

@@ -1,9 +1,9 @@
-"""Which tensors of a quantized model are the same as in its float model, and which ops to compare.
+"""Pairs the tensors of a quantized model with those of its float model, and finds ops to compare.
 
-Names tell. Quantizers keep those of op outputs, with exceptions: a graph output that is quantized
-keeps its name behind the pair, or behind a Cast, so that it is the op before it which has another;
-a Conv that has taken a BatchNormalization in may have kept its own; and one whose Relu was left to
-the saturation of a Q may have got the Relu's.
+Pairing is by name. Quantizers keep the names of op outputs, with exceptions: a quantized graph
+output keeps its name behind the Q/DQ pair or a Cast, so that the op before it has a new one; a Conv
+that has absorbed a BatchNormalization may have kept its own; and one whose Relu was replaced by the
+saturation of a Q may have the Relu's.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from qdqtune.graph._shapes import infer_shapes
 from qdqtune.graph._validity import inline_functions
 from qdqtune.records._precision import Precision
 
-# What optimizers compute into the weights and bias of an op before it.
+# Ops that optimizers fold into the weights and bias of a preceding op.
 _TAKEN_IN = frozenset({"Add", "BatchNormalization", "Div", "Gemm", "MatMul", "Mul", "Sub"})
-# How much they give depends on the values that they get.
+# Ops whose output shape depends on input values.
 _OF_ANY_LENGTH = frozenset({"Compress", "If", "Loop", "NonMaxSuppression", "NonZero", "Unique"})
 _REAL_TYPES = FLOAT_TYPES | {ir.DataType.DOUBLE}
 
@@ -40,8 +40,8 @@ class QuantizedOp:
 
     Attributes:
         node: The op.
-        tensor: Its output that is in the float model, too.
-        inputs: In which types it gets its quantized inputs.
+        tensor: Its output that the float model also has.
+        inputs: The types of its quantized inputs.
     """
 
     node: ir.Node
@@ -50,16 +50,16 @@ class QuantizedOp:
 
 
 class Pairing:
-    """A float model and a quantized one of it.
+    """A float model and its quantized form.
 
     Args:
-        float_model: The float model; like the other one it is made comparable in place.
+        float_model: The float model; both models are made comparable in place.
         quantized: The quantized model.
 
     Attributes:
         original: The float model's index.
         quantized: The quantized model's index.
-        float_of: The float model's tensor by the name that it has in the quantized one.
+        float_of: The float model's tensor, by its name in the quantized model.
         constant: Tensors of the quantized model that don't depend on its inputs.
         ops: Its quantized ops, as far as they can be compared.
         unpaired: Quantized ops whose results the float model doesn't have.
@@ -90,7 +90,7 @@ class Pairing:
         )
 
     def ops_of_fixed_shape(self) -> list[QuantizedOp]:
-        """The ops whose results have one shape in both models: none that depends on values."""
+        """Return the ops whose results have the same shape in both models, whatever the values."""
         index = self.quantized
         loose: set[str] = set()
         for node in index.nodes:
@@ -121,7 +121,7 @@ class Pairing:
                 self._pair(source, node.outputs[0].name or "")
 
     def _pair(self, value: ir.Value, name: str) -> None:
-        """Note that a value has this name in the float model, if it looks like it."""
+        """Record that a value has this name in the float model, if that is plausible."""
         other, node = self.original.value.get(name), value.producer()
         if other is None or other.is_initializer() or value.is_initializer():
             return
@@ -132,7 +132,7 @@ class Pairing:
             self.float_of[value.name or ""] = other.name or ""
 
     def _folded_into(self, value: ir.Value) -> ir.Value | None:
-        """The result of a BatchNormalization behind the float value that the other has not."""
+        """Return the result of a BatchNormalization that reads a float value and was folded."""
         readers = [user for user, _ in value.uses()]
         if len(readers) == 1 and is_op(readers[0], "BatchNormalization"):
             result = readers[0].outputs[0]
@@ -164,12 +164,12 @@ class Pairing:
 
 
 def reads(node: ir.Node, index: GraphIndex) -> list[str]:
-    """The tensors of the main graph that a node reads, those that its bodies read included."""
+    """Return the tensors of the main graph that a node reads, including reads in its bodies."""
     return [*index.reads(node), *(value.name or "" for value in index.captured(node))]
 
 
 def _make_comparable(model: ir.Model, opset: int) -> None:
-    """Let a model have no functions, the given opset, known types, and nothing in bfloat16."""
+    """Inline functions, raise the opset, infer types, and convert bfloat16 to float32, in place."""
     if model.functions:
         inline_functions(model)
     raise_opset(model, opset)
@@ -182,7 +182,7 @@ def _make_comparable(model: ir.Model, opset: int) -> None:
 
 
 def _renamed(node: ir.Node) -> ir.Value | None:
-    """What a node may have taken the name from: the source of a pair or a Cast; None if nothing."""
+    """Return the value whose name a node may have taken: the input of a Q/DQ pair or a Cast."""
     if is_op(node, "Cast"):
         return node.inputs[0]
     value = node.inputs[0] if is_op(node, DEQUANTIZE) else None
@@ -191,20 +191,20 @@ def _renamed(node: ir.Node) -> ir.Value | None:
 
 
 def _unsaturated(value: ir.Value) -> ir.Value | None:
-    """What an activation reads, if one makes the value: a Q that saturates can do its work."""
+    """Return the input of an activation that computes a value: a saturating Q can replace it."""
     producer = value.producer()
     return producer.inputs[0] if producer is not None and is_op(producer, "Clip", "Relu") else None
 
 
 def _alike(one: ir.Node | None, other: ir.Node | None) -> bool:
-    """Whether two nodes may compute the same: exporters that number tensors use a name twice."""
+    """Whether two nodes may compute the same: exporters that number tensors can reuse a name."""
     if one is None or other is None or one.op_type == other.op_type:
         return True
     return is_op(one, *WEIGHTED_OPS) and is_op(other, *_TAKEN_IN)
 
 
 def _fit(one: ir.Value, other: ir.Value) -> bool:
-    """Whether what is known of two values' shapes does not contradict that they are the same."""
+    """Whether two values can be the same, as far as their shapes are known."""
     if one.shape is None or other.shape is None:
         return True
     pairs = list(zip(one.shape, other.shape, strict=False))
@@ -218,7 +218,7 @@ def _is_real(value: ir.Value) -> bool:
 
 
 def _encoding_words(node: ir.Node, index: GraphIndex) -> str:
-    """A DQ's type, and what its scale is for if not for the whole tensor."""
+    """Return a DQ's type, and the granularity of its scale unless that is the whole tensor."""
     stored, scale = node.inputs[0], node.inputs[1]
     assert stored is not None
     assert scale is not None

@@ -1,7 +1,4 @@
-"""The error of a model's outputs against those of its float model.
-
-Compared on the logits where there are any.
-"""
+"""The error of a model's outputs against those of its float model, on logits if there are any."""
 
 from __future__ import annotations
 
@@ -35,26 +32,26 @@ _PASSING = frozenset(
         "Transpose", "Unsqueeze",
     }
 )  # fmt: skip
-# From here on a Softmax is along one axis, and what else it may be is known.
+# From this opset on, a Softmax normalizes along one axis, and its default axis is known.
 _AXIS_OPSET, _AXES_INPUT_OPSET = 13, 18
 
-# Two runs on the same inputs may differ by rounding, where threads add up in another order.
+# Two runs on the same inputs may differ by rounding, if threads add up in another order.
 _STEADY_DB = 60.0
 
 
 def add_scores(path: Path) -> tuple[Path, dict[str, str]]:
-    """Write a copy of a model beside it that shows its scores as well.
+    """Write a copy of a model next to it that also outputs its scores.
 
     Args:
-        path: A model; its weights may lie in files beside it.
+        path: A model; its weights may be in files next to it.
 
     Returns:
-        The copy, and the names of its new outputs with those that they decide; the model itself if
-        no output is decided by scores.
+        The copy, and its new outputs with the outputs that they determine; the model itself if no
+        output is determined by scores.
     """
     try:
         proto = onnx.load(path, load_external_data=False)
-    except DecodeError:  # the engine will say so
+    except DecodeError:  # the engine will report it
         return path, {}
     opset = max((each.version for each in proto.opset_import if not each.domain), default=0)
     found: dict[str, str] = {}
@@ -71,7 +68,7 @@ def add_scores(path: Path) -> tuple[Path, dict[str, str]]:
 
 
 def has_scores(path: Path) -> bool:
-    """Whether an output of a model is decided by scores.
+    """Whether an output of a model is determined by scores.
 
     Args:
         path: A model.
@@ -80,12 +77,12 @@ def has_scores(path: Path) -> bool:
 
 
 def _decisions(graph: onnx.GraphProto) -> list[tuple[str, onnx.NodeProto]]:
-    """Outputs, and the first of the ops before them that decide on what came before these."""
+    """Return outputs, each with the earliest op before it that turns scores into a decision."""
     producers = {output: node for node in graph.node for output in node.output}
     decisions = []
     for output in graph.output:
         found, name = None, output.name
-        for _ in producers:  # no way is longer, unless it is a circle
+        for _ in producers:  # no path is longer, unless there is a cycle
             node = producers.get(name)
             if node is None or node.domain or node.op_type not in _DECIDING | _PASSING:
                 break
@@ -98,7 +95,7 @@ def _decisions(graph: onnx.GraphProto) -> list[tuple[str, onnx.NodeProto]]:
 
 
 def _show(graph: onnx.GraphProto, deciding: onnx.NodeProto, name: str, opset: int) -> None:
-    """Add an output: the scores, without what all of them have in common."""
+    """Add the scores as an output, without their mean if only their differences matter."""
     source = deciding.input[0]
     if deciding.op_type in ("LogSoftmax", "Softmax") and opset >= _AXIS_OPSET:
         axis = next((each.i for each in deciding.attribute if each.name == "axis"), -1)
@@ -112,12 +109,12 @@ def _show(graph: onnx.GraphProto, deciding: onnx.NodeProto, name: str, opset: in
         graph.node.append(make_node("Sub", [source, mean], [name]))
     else:
         graph.node.append(make_node("Identity", [source], [name]))
-    graph.output.append(onnx.ValueInfoProto(name=name))  # of the type that it turns out to be
+    graph.output.append(onnx.ValueInfoProto(name=name))  # the engine infers its type
 
 
 @dataclass
 class _Sums:
-    """What is known of an output after some samples."""
+    """The running sums for an output."""
 
     error: TensorError | None = None
     is_undefined: bool = True
@@ -126,7 +123,7 @@ class _Sums:
 
 
 class SignalToNoise:
-    """How far each output is from what it should be, gathered sample by sample.
+    """The error of each output, accumulated sample by sample.
 
     Attributes:
         missing: Outputs that the reference has and the other model lacks.
@@ -139,7 +136,7 @@ class SignalToNoise:
     def add(
         self, reference: Mapping[str, npt.NDArray[Any]], actual: Mapping[str, npt.NDArray[Any]]
     ) -> None:
-        """Take in the outputs of one sample; those that only one model has don't count."""
+        """Add the outputs of one sample; those that only one model has don't count."""
         for name, expected in reference.items():
             if name not in actual:
                 self.missing.add(name)
@@ -155,7 +152,7 @@ class SignalToNoise:
 
     @property
     def undefined(self) -> set[str]:
-        """Outputs of which the reference has nothing but NaN: there is nothing to be near to."""
+        """Return outputs that are always NaN in the reference, so nothing can be compared."""
         return {
             name
             for name, each in self._sums.items()
@@ -163,7 +160,7 @@ class SignalToNoise:
         }
 
     def decibels(self) -> dict[str, float]:
-        """The signal-to-noise ratio of every float output that is defined."""
+        """Return the signal-to-noise ratio of every float output that is defined."""
         return {
             name: each.error.sqnr_db
             for name, each in self._sums.items()
@@ -171,7 +168,7 @@ class SignalToNoise:
         }
 
     def errors(self) -> tuple[OutputError, ...]:
-        """The error of every output."""
+        """Return the error of every output."""
         return tuple(
             OutputError(name, each.error, each.equal / each.elements if each.elements else 1.0)
             for name, each in self._sums.items()
@@ -179,16 +176,15 @@ class SignalToNoise:
 
 
 class Reference:
-    """A model's outputs on some samples, kept on disk: any number of others are compared with them.
+    """A model's outputs on some samples, kept on disk to compare any number of models with.
 
-    No two models are open at once: one may fill the memory.
+    Only one model is open at a time, since it may fill the memory.
 
     Args:
-        worker: Where models run.
+        worker: The worker that runs models.
         model: The reference.
         samples: Inputs.
-        options: How to open the reference; `engines.reference.AS_WRITTEN` for a dialect of
-            another engine.
+        options: How to open the reference; `AS_WRITTEN` for a dialect of another engine.
 
     Raises:
         WorkerFailure: If the reference does not run.
@@ -222,7 +218,7 @@ class Reference:
         """Compare a model with the reference, output by output.
 
         Args:
-            model: The one in question.
+            model: The model to compare.
             options: How to open it; None is like the reference.
 
         Returns:
@@ -234,7 +230,7 @@ class Reference:
         return self.compare(model, options).decibels()
 
     def compare(self, model: Path, options: SessionOptions | None = None) -> SignalToNoise:
-        """Do what `sqnr_db` does, for all that can be said about the outputs."""
+        """Like `sqnr_db`, but returns everything that is known about the outputs."""
         compared = SignalToNoise()
         opened = self._worker.open(model, options or self._options)
         for stored, outputs in self._kept:
@@ -243,7 +239,7 @@ class Reference:
         return compared
 
     def close(self) -> None:
-        """Forget the samples and outputs."""
+        """Delete the samples and outputs."""
         for stored, _ in self._kept:
             self._worker.discard(stored)
         self._folder.cleanup()
@@ -263,8 +259,8 @@ def output_sqnr(
 
 
 def _error(expected: npt.NDArray[Any], actual: npt.NDArray[Any]) -> TensorError:
-    """What is off; infinities that are alike don't count, nor what is NaN in the float model."""
-    if expected.shape != actual.shape:  # as many as the data has: boxes that were found
+    """Return the error; equal infinities and values that are NaN in the float model don't count."""
+    if expected.shape != actual.shape:  # the size depends on the data, such as detected boxes
         return TensorError(noise=math.inf, max_error=math.inf)
     apart = ~(np.isnan(expected) | (_equal(expected, actual) & ~np.isfinite(expected)))
     with np.errstate(invalid="ignore"):
@@ -294,7 +290,7 @@ def _is_real(dtype: np.dtype[Any]) -> bool:
 def batch_agreement(
     worker: Worker, small: Path, large: Path, feeds: Feeds, batched: Collection[str]
 ) -> dict[str, float]:
-    """Run a model on a batch, and the same model at a smaller batch on the first and last part.
+    """Compare a model on a batch with itself at a smaller batch on the first and last part.
 
     Args:
         worker: An ONNX Runtime worker.

@@ -1,7 +1,7 @@
-"""Inputs for a model when the user gave none: seeded, random, and legal.
+"""Random inputs for a model when the user provides none: seeded and valid.
 
-Integers stay within what they index, masks are ones: anything else crashes embeddings or makes
-attention see nothing.
+Integers stay within the range of what they index, and masks are ones: other values would crash
+embeddings, or mask everything in an attention.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from qdqtune.resources import current_limits
 
 _logger = logging.getLogger(__name__)
 
-# Ops behind which the values of an index tensor are still the same indices.
+# Ops behind which index values are unchanged.
 _TRANSPARENT = (
     "Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose",
     "Unsqueeze",
@@ -44,18 +44,18 @@ Feeds = dict[str, npt.NDArray[Any]]
 def random_inputs(
     index: GraphIndex, samples: int, request: InputRequest = _NOTHING_SAID
 ) -> Iterator[Feeds]:
-    """Seeded random inputs, one set at a time.
+    """Yield seeded random inputs, one set at a time.
 
-    Dims that neither the model nor the request tells are 1.
+    Dims that neither the model nor the request determines are 1.
 
     Args:
         index: The model.
-        samples: How many sets.
+        samples: Number of sets.
         request: Shapes, ranges and the seed; the same request gives the same inputs.
 
     Raises:
         UsageError: If the request does not fit the model.
-        ModelError: If an input is of a type without random values, or a run would never end.
+        ModelError: If an input is of a type without random values, or a run would never terminate.
     """
     check_ends(index.model)
     shapes = resolve_shapes(index.model, request)
@@ -72,7 +72,7 @@ def random_inputs(
 
 
 def measured_inputs(model: ir.Model, request: InputRequest) -> Feeds:
-    """One set of random inputs, at the shapes that a model is measured at.
+    """Return one set of random inputs, at the shapes at which a model is measured.
 
     Args:
         model: The model, with inferred shapes.
@@ -80,7 +80,8 @@ def measured_inputs(model: ir.Model, request: InputRequest) -> Feeds:
 
     Raises:
         UsageError: If the request does not fit the model, or leaves sizes open.
-        ModelError: If there are no random inputs for it, or it is too large for memory.
+        ModelError: If an input has a type without random values, or the model is too large for
+            memory.
     """
     at = replace(request, shapes=measured_shapes(model, request), dims={})
     return next(random_inputs(GraphIndex(model), 1, at))
@@ -89,7 +90,7 @@ def measured_inputs(model: ir.Model, request: InputRequest) -> Feeds:
 def _maker(
     index: GraphIndex, value: ir.Value, shape: tuple[int, ...], bounds: tuple[float, float] | None
 ) -> Callable[[np.random.Generator], npt.NDArray[Any]]:
-    """What draws values for one input."""
+    """Return a function that draws values for one input."""
     name, dtype = value.name or "", value.dtype
     if dtype is None or dtype == ir.DataType.STRING:
         kind = "no tensor of a known type" if dtype is None else "text"
@@ -125,7 +126,7 @@ def _maker(
 
 
 def _check_bounds(name: str, dtype: ir.DataType, bounds: tuple[float, float]) -> None:
-    """Make sure that a type can hold what lies in a range.
+    """Make sure that a type can hold the values of a range.
 
     Raises:
         UsageError: If it can't.
@@ -168,12 +169,12 @@ def _between(
         numbers = rng.integers(int(low), int(high), shape, dtype=wide, endpoint=True)
         return numbers.astype(dtype.numpy())
     position = rng.random(shape)
-    # Not low + position * (high - low): the difference may be too large for a number.
+    # Not low + position * (high - low): the difference may overflow.
     return np.asarray(low * (1.0 - position) + high * position).astype(dtype.numpy())
 
 
 def _index_limit(index: GraphIndex, value: ir.Value) -> int | None:
-    """How many rows the input indexes, if it indexes anything; the smallest counts."""
+    """Return the number of rows that the input indexes, the smallest of several; None if none."""
     limits = []
     pending, seen = [value], {value.name}
     while pending:
@@ -190,7 +191,7 @@ def _index_limit(index: GraphIndex, value: ir.Value) -> int | None:
 
 
 def _rows(index: GraphIndex, user: ir.Node, position: int) -> int | None:
-    """The number of rows that a node picks from, if this input of it is the picking one."""
+    """Return the number of rows that a node selects from, if this input of it is the index."""
     if position == 1 and is_op(user, "Gather", "GatherElements"):
         data = user.inputs[0]
         shape = index.shape(data.name or "") if data is not None else None

@@ -13,30 +13,30 @@ from qdqtune.qdq._encoding import Array, TensorFormat
 BINS = 2048
 """Bins on each side of zero.
 
-A format of 255 steps is tried on an eighth of the range, too, and its steps are not to be finer
+A format of 255 steps is also tried on an eighth of the range, where its steps must not be finer
 than bins.
 """
 
 Range = tuple[float, float]
 
-# Shares of the whole range that are tried. Below an eighth, steps would be finer than bins.
+# Fractions of the whole range to try. Below an eighth, steps would be finer than bins.
 _FACTORS = np.linspace(1.0, 0.125, 36)
 
-# The share of values that may be cut off at each end.
+# The fraction of values that may be cut off at each end.
 _RARE = 1e-4
 
-# With fewer values than this, a histogram shows what was drawn, not what is common.
+# With fewer values than this, a histogram is too random to show what is typical.
 _FEW = 128
 
-# What an empty step gets of the quantized distribution, so that its logarithm is finite.
+# Smoothing for empty steps of the quantized distribution, so that their logarithm is finite.
 _SMOOTHING = 1e-4
 
 
 class Histogram:
-    """Counts of values; see the module.
+    """Counts of values; see `BINS`.
 
     Attributes:
-        zeros: How many were exactly zero: they are in no bin, as every format can write them.
+        zeros: Number of exact zeros: they are in no bin, since every format can represent them.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Histogram:
         self._counts = np.zeros(2 * BINS, np.int64)
 
     def add(self, values: npt.NDArray[np.float32]) -> None:
-        """Count values in; what is infinite or undefined doesn't count."""
+        """Count values; infinite and undefined ones are ignored."""
         flat = values.reshape(-1)
         if not np.isfinite(flat).all():
             flat = flat[np.isfinite(flat)]
@@ -61,12 +61,12 @@ class Histogram:
 
     @property
     def size(self) -> int:
-        """How many values were counted, zeros included."""
+        """The number of values counted, including zeros."""
         return self.zeros + int(self._counts.sum())
 
     @property
     def width(self) -> float:
-        """How wide a bin is; 0 if nothing but zeros was counted."""
+        """The width of a bin; 0 if nothing but zeros was counted."""
         return 0.0 if self._exponent is None else math.ldexp(1.0, self._exponent)
 
     @property
@@ -75,13 +75,13 @@ class Histogram:
         return np.array(self._counts)
 
     def _make_room(self, magnitude: float) -> int:
-        """Widen the bins until this fits; returns the exponent of their width."""
+        """Widen the bins until this magnitude fits; returns the exponent of their width."""
         _, above = math.frexp(magnitude)
         exponent = above - (BINS.bit_length() - 1)
         if self._exponent is None:
             self._exponent = exponent
         elif exponent > self._exponent:
-            # More than 63 doublings leave of any bin its sign.
+            # After more than 63 doublings, only the sign of a bin is left.
             merged = np.arange(-BINS, BINS) >> min(exponent - self._exponent, 63)
             counts, self._counts = self._counts, np.zeros(2 * BINS, np.int64)
             np.add.at(self._counts, merged + BINS, counts)
@@ -90,7 +90,7 @@ class Histogram:
 
 
 def frequent_range(seen: Histogram, whole: Range) -> Range:
-    """What all but one in ten thousand values fit into, at each end."""
+    """Return the range that excludes one in ten thousand values at each end."""
     counts = seen.counts
     counts[BINS] += seen.zeros
     running = np.cumsum(counts)
@@ -99,24 +99,24 @@ def frequent_range(seen: Histogram, whole: Range) -> Range:
         return whole
     first = int(np.searchsorted(running, spared, side="right"))
     last = int(np.searchsorted(running, running[-1] - spared, side="left"))
-    if first == last:  # nearly all of them are one number
+    if first == last:  # nearly all of them are the same number
         return whole
-    # Where in its bin a value is, can only be guessed: evenly.
+    # Values are assumed to be evenly distributed within a bin.
     at_low = first + float((spared - running[first] + counts[first]) / counts[first])
     at_high = last + 1 - float((running[last] - running[-1] + spared) / counts[last])
     return _within(((at_low - BINS) * seen.width, (at_high - BINS) * seen.width), whole)
 
 
 def least_error_range(seen: Histogram, whole: Range, layout: TensorFormat) -> Range:
-    """The range with the least mean squared error of quantization."""
+    """Return the range with the least mean squared quantization error."""
     return _least(_squared_errors, seen, whole, layout)
 
 
 def least_divergence_range(seen: Histogram, whole: Range, layout: TensorFormat) -> Range:
-    """The range in which the quantized values are distributed most like the real ones.
+    """Return the range whose quantized values are distributed most like the real ones.
 
-    Their distance is the Kullback-Leibler divergence. What is cut off counts at the ends of the
-    real distribution, and is missing in the quantized one.
+    The measure is the Kullback-Leibler divergence. Values that are cut off count at the ends of the
+    real distribution, and are missing in the quantized one.
     """
     return _least(_divergences, seen, whole, layout)
 
@@ -127,7 +127,7 @@ def _least(
     whole: Range,
     layout: TensorFormat,
 ) -> Range:
-    """The range of least cost: both ends drawn in alike, then each of them alone.
+    """Return the range of least cost: both ends are moved in together, then each alone.
 
     Args:
         cost: Takes the counts, and the steps of some ranges as `_lay_steps` returns them.
@@ -142,7 +142,7 @@ def _least(
 
     def best(lows: Array, highs: Array) -> tuple[float, float]:
         costs = cost(counts, *_lay_steps(lows, highs, layout))
-        # Of those that are equal but for rounding, the widest: nothing is cut off for nothing.
+        # Of candidates that are equal except for rounding, the widest: don't clip without a gain.
         least = int(np.argmax(costs <= costs.min() * (1.0 + 1e-9) + 1e-9))
         return float(lows[least]), float(highs[least])
 
@@ -159,11 +159,11 @@ def _least(
 
 
 def _lay_steps(lows: Array, highs: Array, layout: TensorFormat) -> tuple[Array, Array]:
-    """The steps of ranges around zero, as `encode_range` lays them, in units of a bin's width.
+    """Return the steps of ranges around zero, as in `encode_range`, in units of a bin's width.
 
     Returns:
-        A row per range of where the steps are, and one of the first bin that is nearest to each
-        step, with the first one behind the last step.
+        Per range, a row of the positions of its steps, and a row with the first bin that is nearest
+        to each step, plus the first bin behind the last step.
     """
     if layout.symmetric:
         scales = highs / (layout.high - layout.center)
@@ -172,7 +172,7 @@ def _lay_steps(lows: Array, highs: Array, layout: TensorFormat) -> tuple[Array, 
         scales = (highs - lows) / (layout.high - layout.low)
         middle = np.minimum(layout.low + np.rint(-lows / scales), layout.high)
     steps = np.arange(layout.low, layout.high + 2) - middle[:, None]
-    # The center of a bin is half its width behind its beginning.
+    # The center of a bin is half its width after its start.
     first = np.ceil((steps - 0.5) * scales[:, None] - 0.5)
     edges = np.clip(first, -BINS, BINS).astype(np.int64) + BINS
     return steps[:, :-1] * scales[:, None], edges
@@ -180,8 +180,8 @@ def _lay_steps(lows: Array, highs: Array, layout: TensorFormat) -> tuple[Array, 
 
 def _squared_errors(counts: Array, levels: Array, edges: Array) -> Array:
     edges = edges.copy()
-    edges[:, 0], edges[:, -1] = 0, 2 * BINS  # what lies beyond the ends goes to the last steps
-    centers = np.arange(-BINS, BINS) + 0.5  # where a bin's values are taken to be
+    edges[:, 0], edges[:, -1] = 0, 2 * BINS  # values beyond the ends go to the outermost steps
+    centers = np.arange(-BINS, BINS) + 0.5  # the assumed position of a bin's values
     powers = (counts, counts * centers, counts * centers * centers)
     count, first, second = (np.diff(_before(each)[edges], axis=1) for each in powers)
     errors = second - 2.0 * levels * first + levels**2 * count
@@ -189,10 +189,10 @@ def _squared_errors(counts: Array, levels: Array, edges: Array) -> Array:
 
 
 def _divergences(counts: Array, _levels: Array, edges: Array) -> Array:
-    """How far the distribution is from what the steps make of it; infinite if nothing is left.
+    """Return the divergence of the quantized distributions; infinite if everything is cut off.
 
-    Within a step, the quantized distribution is even over the bins that hold something. What is
-    cut off is added to the outermost bins that are left.
+    Within a step, the quantized distribution is even over the non-empty bins. Values that are cut
+    off are added to the outermost bins that remain.
     """
     costs = np.full(len(edges), np.inf)
     filled = counts > 0
@@ -203,14 +203,14 @@ def _divergences(counts: Array, _levels: Array, edges: Array) -> Array:
 
 
 def _finite_divergences(shares: Array, edges: Array) -> Array:
-    """The same, with bins that hold nothing left out."""
+    """Return the divergences, given only non-empty bins."""
     running = _before(shares)
     first, behind = edges[:, 0], edges[:, -1]
     kept, held = np.diff(running[edges], axis=1), np.diff(edges, axis=1)
     left, total = running[behind] - running[first], behind - first
     even = kept / np.maximum(held, 1) / left[:, None]
     even = (1.0 - _SMOOTHING) * even + _SMOOTHING / total[:, None]
-    # The sum of p log p, less that of p log q, for real shares p and quantized ones q.
+    # The sum of p log p, minus that of p log q, for real shares p and quantized ones q.
     own = np.diff(_before(_entropy(shares))[edges[:, [0, -1]]], axis=1)[:, 0]
     crossed = (kept * np.log(even)).sum(axis=1)
     rows = np.arange(len(edges))
@@ -230,12 +230,12 @@ def _entropy(shares: Array) -> Array:
 
 
 def _before(values: Array) -> Array:
-    """For each value the sum of all before it, and the sum of all."""
+    """Return the sum of all values before each one, and the sum of all."""
     return np.concatenate([[0.0], np.cumsum(values)])
 
 
 def _within(found: Range, whole: Range) -> Range:
-    """A range that lies in the whole one, and has zero in it if that has."""
+    """Clip a range to the whole one, and include zero if that does."""
     low, high = whole
     if low <= 0.0 <= high:
         found = min(found[0], 0.0), max(found[1], 0.0)

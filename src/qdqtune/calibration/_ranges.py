@@ -1,7 +1,4 @@
-"""Calibrated ranges of tensors, by minimum and maximum or clipped.
-
-The cache of those found before.
-"""
+"""Calibrated ranges of tensors, by minimum and maximum or clipped, and a cache of known ranges."""
 
 from __future__ import annotations
 
@@ -51,9 +48,9 @@ _FITS: dict[RangeMethod, Callable[[Histogram, Range, TensorFormat], Range]] = {
 }
 
 FOLDER = "QDQTUNE_CACHE"
-"""The environment variable that names the folder; empty, nothing is kept."""
+"""The environment variable that names the folder; if it is empty, nothing is cached."""
 
-# To be raised whenever other ranges are found in the same values.
+# Increment this whenever the same values would lead to other ranges.
 _SCHEMA = SCHEMAS["calibration"]
 _MOST_FILES = 200
 _DIGEST_BYTES = 16
@@ -72,11 +69,11 @@ def collect_ranges(
 
     Args:
         base: The model.
-        worker: Of the reference engine.
+        worker: A worker of the reference engine.
         samples: Input sets, read one at a time.
         source: Where the samples come from.
-        placement: Watch only what it quantizes; None watches every float tensor.
-        progress: Told after every sample.
+        placement: Restricts the tensors to those that it quantizes; None means every float tensor.
+        progress: Called after every sample.
 
     Raises:
         EngineError: If the model does not run.
@@ -89,10 +86,10 @@ def collect_ranges(
 
 
 def ranges_by_way(seen: TensorStatistics, layout: TensorFormat) -> RangesByWay:
-    """The ranges of all tensors, whole, and clipped in every way if there are histograms.
+    """Return the ranges of all tensors: whole and, if there are histograms, clipped by each method.
 
     Args:
-        seen: What the tensors were seen to be.
+        seen: The observed statistics.
         layout: The format that they are quantized in.
     """
     ways: dict[RangeMethod, Mapping[str, Range]] = {RangeMethod.MAX: seen.whole}
@@ -105,11 +102,11 @@ def ranges_by_way(seen: TensorStatistics, layout: TensorFormat) -> RangesByWay:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What calibration found.
+    """The result of a calibration.
 
     Attributes:
         ways: Ranges by method.
-        samples: How many samples were run.
+        samples: Number of samples that were run.
         strange: See `qdqtune.calibration._instrumentation.TensorStatistics`.
     """
 
@@ -119,19 +116,19 @@ class Calibrated:
 
 
 class SampleDigest:
-    """A hash of samples, made as they go by."""
+    """A hash of samples, updated as they are read."""
 
     def __init__(self) -> None:
         self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
 
     def through(self, samples: Iterable[Feeds]) -> Iterator[Feeds]:
-        """The same samples."""
+        """Yield the same samples."""
         for feeds in samples:
             self.add(feeds)
             yield feeds
 
     def add(self, feeds: Feeds) -> None:
-        """Take in a sample: names, types, shapes and values."""
+        """Add a sample: names, types, shapes and values."""
         for name in sorted(feeds):
             array = feeds[name]
             self._digest.update(repr((name, str(array.dtype), array.shape)).encode())
@@ -148,11 +145,11 @@ class SampleDigest:
 
 
 def key_of(first: Feeds, *conditions: object) -> str:
-    """The first half of a name.
+    """Return the first half of an entry's name.
 
     Args:
         first: The first sample.
-        conditions: All else that the ranges depend on; their `repr` counts.
+        conditions: Everything else that the ranges depend on; their `repr` counts.
     """
     digest = SampleDigest()
     digest.add(first)
@@ -161,10 +158,10 @@ def key_of(first: Feeds, *conditions: object) -> str:
 
 
 class RangeCache:
-    """A folder of entries. Whatever is wrong with it, it is never a reason to fail.
+    """A folder of cached ranges. Its errors are ignored: they must never fail a run.
 
     Args:
-        folder: Where they are; None keeps nothing.
+        folder: The folder; None disables the cache.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -179,7 +176,7 @@ class RangeCache:
             return False
 
     def load(self, key: str, samples: str, ways: Collection[RangeMethod]) -> Calibrated | None:
-        """An entry that has ranges in all these ways, if there is one."""
+        """Return the entry if it has ranges by all these methods."""
         if self._folder is None:
             return None
         path = self._folder / f"{key}-{samples}.json"
@@ -196,7 +193,7 @@ class RangeCache:
         return found if set(ways) <= set(found.ways) else None
 
     def store(self, key: str, samples: str, found: Calibrated) -> None:
-        """Keep an entry, and of all entries the ones used last."""
+        """Store an entry; the least recently used ones are removed."""
         if self._folder is None:
             return
         path = self._folder / f"{key}-{samples}.json"
@@ -223,13 +220,13 @@ def _remove_oldest(folder: Path) -> None:
 
 
 def user_cache() -> RangeCache:
-    """The cache in the folder that `QDQTUNE_CACHE` names, or else in the user's cache folder."""
+    """Return the cache in the folder that `QDQTUNE_CACHE` names, or in the user's cache folder."""
     named = os.environ.get(FOLDER)
     if named is not None:
         return RangeCache(Path(named) / "ranges" if named else None)
     try:
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # nobody's home
+    except RuntimeError:  # there is no home folder
         return RangeCache(None)
     return RangeCache(caches / "qdqtune" / "ranges")
 

@@ -1,7 +1,4 @@
-"""Calibration data from files, arrays or code.
-
-Checked before the run, read one sample at a time.
-"""
+"""Calibration data from files, arrays or code, checked in advance and read one sample at a time."""
 
 from __future__ import annotations
 
@@ -59,10 +56,10 @@ class _Table:
     """Arrays of all inputs that hold the same number of samples.
 
     Attributes:
-        where: What they came from.
+        where: Where they come from, for messages.
         arrays: The arrays by input name.
         layouts: How each divides into samples.
-        samples: How many there are.
+        samples: Number of samples.
     """
 
     where: str
@@ -71,7 +68,7 @@ class _Table:
     samples: int
 
     def read(self) -> Iterator[tuple[str, dict[str, Array]]]:
-        """Every sample with where it is, one at a time."""
+        """Yield each sample with its location."""
         streams = [array.samples(self.layouts[name]) for name, array in self.arrays.items()]
         for number, values in enumerate(zip(*streams, strict=True)):
             where = self.where if self.samples == 1 else f"{self.where}, sample {number},"
@@ -79,10 +76,10 @@ class _Table:
 
 
 class _Reader:
-    """Reads samples for a model: which array of what was given belongs to which input.
+    """Reads samples for a model, and assigns their arrays to its inputs.
 
     Args:
-        inputs: What the model wants.
+        inputs: The model's inputs.
     """
 
     def __init__(self, inputs: Sequence[ExpectedInput]) -> None:
@@ -91,7 +88,7 @@ class _Reader:
         self._said: set[str] = set()
 
     def feeds(self, tables: Iterable[_Table]) -> Iterator[Feeds]:
-        """The samples of tables, each input in the type that the model wants."""
+        """Yield the samples of tables, each input in the type that the model expects."""
         for table in tables:
             for where, arrays in table.read():
                 yield {
@@ -100,10 +97,10 @@ class _Reader:
                 }
 
     def tables_of(self, user: UserFunction) -> Iterator[_Table]:
-        """The user's samples as tables, made while they are read.
+        """Yield the user's samples as tables, as they are read.
 
         Raises:
-            UsageError: If one of them is not what the model wants.
+            UsageError: If one of them does not fit the model.
         """
         for number, (item, is_stack) in enumerate(user.items()):
             where = user.label if is_stack else f"item {number} of {user.label}"
@@ -115,10 +112,10 @@ class _Reader:
             yield self._table(where, stored, split_open=is_stack)
 
     def tables_in(self, path: Path) -> Iterator[_Table]:
-        """The samples of a file or folder; only headers are read.
+        """Yield the samples of a file or folder as tables; only headers are read.
 
         Raises:
-            UsageError: If there are none, or they are not what the model wants.
+            UsageError: If there are none, or they do not fit the model.
         """
         if not path.is_dir():
             yield self._of_file(path)
@@ -143,7 +140,7 @@ class _Reader:
             )
 
     def _say(self, level: int, message: str) -> None:
-        """Log a thing once, however many samples it is true for."""
+        """Log a message once, however many samples it applies to."""
         if message not in self._said:
             self._said.add(message)
             _logger.log(level, "%s", message)
@@ -154,10 +151,10 @@ class _Reader:
     def _table(
         self, where: str, arrays: Mapping[str, StoredArray], *, split_open: bool = True
     ) -> _Table:
-        """Check types and shapes, and see how many samples there are.
+        """Check types and shapes, and determine the number of samples.
 
         Raises:
-            UsageError: If the model can't be fed with them.
+            UsageError: If they do not fit the model.
         """
         for each in self._inputs:
             check_dtype(arrays[each.name].label, arrays[each.name].dtype, each)
@@ -173,10 +170,10 @@ class _Reader:
         return _Table(where, arrays, layouts, next(iter(layouts.values())).samples)
 
     def _by_input(self, where: str, found: Mapping[str, _T]) -> dict[str, _T]:
-        """Pick what the model wants out of named things.
+        """Select the model's inputs from named items.
 
         Raises:
-            UsageError: If something is missing.
+            UsageError: If one is missing.
         """
         for name in self._names:
             if name not in found:
@@ -196,7 +193,7 @@ class _Reader:
         return {name: found[name] for name in self._names}
 
     def _arrays(self, where: str, item: Any) -> dict[str, Array]:
-        """The arrays of what a user's code made."""
+        """Return the arrays of an item that a user's code produced."""
         if isinstance(item, Mapping):
             named = self._by_input(where, item)
         else:
@@ -215,7 +212,7 @@ class _Reader:
         if path.suffix == ".npz":
             entries = numpy_entries(path)
             if list(entries) == [f"arr_{number}" for number in range(len(self._names))]:
-                # np.savez was given no names: they are in order.
+                # np.savez was called without names: the arrays are in order.
                 entries = dict(zip(self._names, entries.values(), strict=True))
             return self._table(str(path), self._by_input(str(path), entries))
         if path.suffix not in _KNOWN_SUFFIXES:
@@ -233,7 +230,7 @@ class _Reader:
         return self._table(str(path), {self._names[0]: one})
 
     def _of_columns(self, path: Path, folders: Mapping[str, Path]) -> Iterator[_Table]:
-        """One folder per input; files that are in the same place belong together."""
+        """Yield tables from one folder per input; files at the same position belong together."""
         columns = {name: _listed(folder, ".npy") for name, folder in folders.items()}
         if len({len(files) for files in columns.values()}) != 1:
             found = ", ".join(f"{len(columns[name])} in {folders[name].name}/" for name in columns)
@@ -246,7 +243,7 @@ class _Reader:
             yield self._table(" and ".join(map(str, files)), arrays)
 
     def _of_test_set(self, folder: Path) -> _Table:
-        """ONNX's own test data: tensors in the order of the inputs."""
+        """Read ONNX's own test data: tensors in the order of the inputs."""
         arrays = {
             name: tensor_file(folder / f"input_{number}.pb")
             for number, name in enumerate(self._names)
@@ -278,7 +275,7 @@ def _listed(folder: Path, *suffixes: str) -> list[Path]:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """Sorts sample2 before sample10."""
+    """A sort key that puts sample2 before sample10."""
     parts = re.split(r"(\d+)", path.name)
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
@@ -287,17 +284,17 @@ class SampleSet:
     """Samples that can be read any number of times, one at a time.
 
     Args:
-        label: Where they come from, for reports.
-        inputs: What the model wants.
+        label: Their source, for reports.
+        inputs: The model's inputs.
         read: Starts to read them.
-        count: How many there are; None if that is not known before they were read once.
+        count: Number of samples; None if it is not known before they have been read once.
 
     Attributes:
-        count: How many there are, as far as it is known.
-        first: The first of them.
+        count: Number of samples, if known.
+        first: The first sample.
 
     Raises:
-        UsageError: If there are none, or the first is not what the model wants.
+        UsageError: If there are none, or the first does not fit the model.
     """
 
     def __init__(
@@ -317,7 +314,7 @@ class SampleSet:
             raise UsageError(f"{label} holds no samples.", "Give at least one.") from None
         for each in inputs:
             look_at(self.first[each.name], each)
-        # The first pass goes on from here: what a user wrote may be slow to start.
+        # The first pass continues from here, since a user's code may be slow to start.
         self._begun: Iterator[Feeds] | None = itertools.chain([self.first], reading)
 
     def __iter__(self) -> Iterator[Feeds]:
@@ -337,7 +334,7 @@ class SampleSet:
         return NotImplemented if self.count is None else self.count
 
     def describe(self) -> str:
-        """Say how many samples there are, if known, and where they come from."""
+        """Describe the number of samples, if known, and where they come from."""
         if self.count is None:
             return f"samples from {self._label}"
         return f"{self.count} sample{'s' * (self.count != 1)} from {self._label}"
@@ -346,21 +343,20 @@ class SampleSet:
 def open_samples(
     source: Any, inputs: Sequence[ExpectedInput], *, limit: int | None = None
 ) -> SampleSet:
-    """Open calibration data, and check all of it that can be checked without reading it.
+    """Open calibration data, and check what can be checked without reading all of it.
 
-    Of files, that is every shape and type; of what code makes, the first sample. The rest is
-    checked while it is read.
+    For files, that is every shape and type; for samples from code, the first one. The rest is
+    checked as it is read.
 
     Args:
         source: An `.npz` or `.npy` file, a folder of them, `module:function` or `file.py:function`;
-            or a Python object: arrays, something to iterate over, a function without arguments, or
-            a reader with `get_next()`. What can be iterated over only once is kept in temporary
-            files meanwhile.
-        inputs: What the model wants.
-        limit: Use at most this many samples.
+            or a Python object: arrays, an iterable, a function without arguments, or a reader with
+            `get_next()`. Samples that can be iterated over only once are kept in temporary files.
+        inputs: The model's inputs.
+        limit: Maximum number of samples.
 
     Raises:
-        UsageError: If the data is not what the model wants.
+        UsageError: If the data does not fit the model.
     """
     if not inputs:
         raise UsageError(
@@ -391,7 +387,7 @@ def open_samples(
 
 
 class _Spool:
-    """Keeps what can be read only once in files, as it is read."""
+    """Stores samples that can be read only once in files, as they are read."""
 
     def __init__(self, samples: Iterator[Feeds]) -> None:
         self._samples = samples
@@ -413,7 +409,7 @@ class _Spool:
 
 
 def _enough(tables: Iterable[_Table], limit: int | None) -> Iterator[_Table]:
-    """As many tables as it takes: nobody waits for files that are not needed."""
+    """Yield no more tables than needed, so that the remaining files are not opened."""
     samples = 0
     for table in tables:
         yield table
@@ -438,12 +434,12 @@ def _existing(path: Path) -> Path:
 
 
 def _is_stack(source: Any) -> bool:
-    """Whether it is arrays that hold all samples."""
+    """Whether these are arrays that contain all samples."""
     return isinstance(source, Mapping) or hasattr(source, "__array__")
 
 
 def _user_samples(source: Any) -> tuple[UserFunction, bool]:
-    """What a user's code makes, and whether it can be asked for more than once."""
+    """Return the user's code as a function, and whether it can be called more than once."""
     if isinstance(source, (str, os.PathLike)):
         return find_function(os.fspath(source)), True
     if _is_stack(source):

@@ -1,4 +1,4 @@
-"""Functions that a user wrote: they make samples, or evaluate a model."""
+"""User functions that produce samples or evaluate a model."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class TookTooLong(UsageError):
 
 @dataclass(frozen=True)
 class UserFunction:
-    """A function of the user's, whose failures are the user's to mend.
+    """A user's function, whose failures are reported as usage errors.
 
     Attributes:
-        label: What to call it.
+        label: Its name in messages.
         function: The function.
-        folder: A folder to import from while it runs; None leaves everything as it is.
+        folder: A folder to import from while it runs; None for no additional one.
     """
 
     label: str
@@ -47,7 +47,7 @@ class UserFunction:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the file that the function is written in; empty if there is none."""
+        """Return a hash of the function's source file; empty if there is none."""
         try:
             file = inspect.getsourcefile(inspect.unwrap(self.function))
             return hashlib.sha256(Path(file or "").read_bytes()).hexdigest()
@@ -64,10 +64,10 @@ class UserFunction:
             return self.function(*arguments)
 
     def items(self) -> Iterator[tuple[Any, bool]]:
-        """Call it for samples: items, and whether one is not one sample but a stack of them all.
+        """Call it for samples; yields items, and whether an item is a stack of all samples.
 
         Raises:
-            UsageError: If it raises anything, or gives nothing.
+            UsageError: If it raises anything, or yields nothing.
         """
         with _running(self.label, self.folder):
             made = self.function()
@@ -85,10 +85,10 @@ class UserFunction:
             if item is _END:
                 return
             yield item, False
-            del item  # a sample is not kept while the next one is made
+            del item  # free the sample before the next one is created
 
     def within(self, limit_s: float, *arguments: Any) -> Any:
-        """Call it, for so many seconds at most.
+        """Call it with a time limit in seconds.
 
         Only the main thread of a process can be interrupted; elsewhere there is no limit.
 
@@ -115,11 +115,11 @@ class UserFunction:
 
 
 def find_function(spec: str, example: str = "(): yield {…}") -> UserFunction:
-    """The function that `module:function` or `path/to/file.py:function` names.
+    """Return the function that `module:function` or `path/to/file.py:function` names.
 
     Args:
         spec: The two names.
-        example: What to write behind ``def name`` if there is no such function.
+        example: Code to suggest after ``def name`` if there is no such function.
 
     Raises:
         UsageError: If there is no such function, or importing it fails.
@@ -153,7 +153,7 @@ def _running(label: str, folder: Path | None) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if folder is not None:
             stack.enter_context(_importing_from(folder))
-            # Results of commands go to stdout; what a loader prints is not one of them.
+            # The results of commands go to stdout; a loader's output must not mix with them.
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         try:
             yield
@@ -168,23 +168,23 @@ def _running(label: str, folder: Path | None) -> Iterator[None]:
 
 
 def _is_module(name: str) -> bool:
-    """Whether there is such a module; one whose own imports fail is there."""
+    """Whether a module exists; one whose own imports fail does."""
     try:
         return name in sys.modules or importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError as error:  # of a package that it would be in
+    except ModuleNotFoundError as error:  # its package does not exist
         if error.name and f"{name}.".startswith(f"{error.name}."):
             return False
         raise
 
 
 def _load_file(path: Path) -> ModuleType:
-    # Not under its own name: a loader called onnx.py must not stand in for the real one.
+    # Not under its own name: a loader called onnx.py must not replace the real one.
     name = f"_qdqtune_user_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
+    sys.modules[name] = module  # dataclasses look up their module
     spec.loader.exec_module(module)
     return module
 
@@ -212,7 +212,7 @@ def _importing_from(folder: Path) -> Iterator[None]:
 
 
 def _last_words(error: BaseException) -> str:
-    """The last line of a traceback, and the last place in it that is not in a library."""
+    """Return the last line of a traceback, and the last location in it outside of libraries."""
     words = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()
     places = [
         (frame.filename, frame.lineno)

@@ -77,7 +77,7 @@ _INPUT_ITEMS = (
 
 
 class SaidOnce(argparse.Action):
-    """Stores a value that may be repeated, under any spelling of the flag, but not contradicted."""
+    """Stores a value; the flag may be repeated, in any spelling, but not with another value."""
 
     def __call__(
         self,
@@ -171,7 +171,7 @@ def _add_flag(
         if known.required:
             how["required"] = True
     if only_given or known.mode or issubclass(how.get("action", argparse.Action), SaidOnce):
-        how["default"] = argparse.SUPPRESS  # to tell whether the flag was given
+        how["default"] = argparse.SUPPRESS  # shows whether the flag was given
     text = help_text(each, known).replace("%", "%%")
     group.add_argument(*flags, dest=known.dest, help=text, **how)
 
@@ -187,7 +187,7 @@ def _add_input_items(group: argparse._ActionsContainer, flags: Collection[str]) 
 
 
 def reading(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a converter of arguments; its error is what `read` says is wrong with the value."""
+    """Return a converter of arguments, which reports the error that `read` raises."""
 
     def convert(text: str) -> Any:
         try:
@@ -327,7 +327,7 @@ def chosen_engine(options: argparse.Namespace) -> tuple[str, dict[str, str]]:
 def options_for_engine(
     options: argparse.Namespace, engine: str, words: EngineFlags, *, is_strict: bool = False
 ) -> dict[str, str]:
-    """Return all options of an engine; warn of arguments that its program does not get unchanged.
+    """Return all options of an engine; warn about arguments that are not passed on unchanged.
 
     Args:
         options: The parsed arguments, filled in by `take_engine_flags`.
@@ -347,7 +347,7 @@ def options_for_engine(
     if engine == registry.GUIDES_PROGRAM:
         from qdqtune.engines.tensorrt._trtexec_arguments import notes_on
 
-        with contextlib.suppress(ValueError):  # the engine's own error says what is wrong
+        with contextlib.suppress(ValueError):  # the engine reports a better error itself
             for note in notes_on(found):
                 _logger.warning("%s", note)
     return found

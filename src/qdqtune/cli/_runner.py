@@ -28,7 +28,7 @@ OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 def run_safely(
     command: Callable[[], int], options: argparse.Namespace, *, usage: int = USAGE
 ) -> int:
-    """Run a command within its limits; errors that the user can act on take a line or two.
+    """Run a command within its limits; errors that a user can act on are printed in a line or two.
 
     Args:
         command: Runs the command and returns the exit code.

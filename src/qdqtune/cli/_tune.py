@@ -24,7 +24,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True, kw_only=True)
 class DryRunConfig(Config):
-    """Whether to run at all."""
+    """The option that plans a run without starting it."""
 
     TITLE: ClassVar[str] = OutputConfig.TITLE
 

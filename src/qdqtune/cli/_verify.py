@@ -1,4 +1,4 @@
-"""`qdqtune verify`: measure a model again and compare with what was claimed for it."""
+"""`qdqtune verify`: measure a model again and compare with its claimed figures."""
 
 from __future__ import annotations
 

@@ -91,8 +91,8 @@ _LEAST_HALF_WIDTH = 0.003
 _ASSUMED, _WORTH = 0.0085, 2
 # Enough for the median of one opening out of several.
 _FEWEST_ROUNDS_AGAIN = 4
-# More than a real engine can play, whose blocks take eight milliseconds or more: the interval is to
-# be as narrow as time allows.
+# More rounds than any real engine can complete, since its blocks take eight milliseconds or more:
+# the interval should be as narrow as time allows.
 _MOST_ROUNDS_PER_S = 60
 
 
@@ -185,7 +185,7 @@ class _Spent:
 
 @dataclass
 class _Comparing:
-    """One comparison; without the models that failed, it is attempted again."""
+    """One comparison; it is attempted again without the models that failed."""
 
     worker: Worker
     paths: list[str]
@@ -196,7 +196,7 @@ class _Comparing:
     models: dict[int, OpenModel] = field(default_factory=dict, init=False)
     limit_s: float | None = field(default=None, init=False)
     current: int = field(default=0, init=False)
-    """Number of the model that is worked on."""
+    """Number of the model being worked on."""
 
     def attempt(
         self,
@@ -252,7 +252,7 @@ class _Comparing:
         return self.worker.run(self.models[index], self.feeds, timeout_s=self.limit_s)
 
     def layers(self, index: int) -> list[LayerTime]:
-        """Return a model's layers; not being able to list them is not a failure of the model.
+        """Return a model's layers; a model does not fail because they can't be listed.
 
         An engine that crashed or hung twice on this request is not asked again.
         """
@@ -264,14 +264,14 @@ class _Comparing:
             return []
 
     def release(self) -> None:
-        """Close what is open."""
+        """Close the open models."""
         for model in self.models.values():
             with contextlib.suppress(WorkerFailure):
                 self.worker.release(model)
         self.models.clear()
 
     def measurement(self, index: int, blocks: Blocks) -> Measurement:
-        """Return what was found about a model."""
+        """Return the measurement of a model."""
         spent = self.spent[index]
         return Measurement(tuple(blocks), self.errors.get(index), spent.build_s, spent.timing_s)
 
@@ -323,7 +323,8 @@ class Reopened:
     Attributes:
         latency_ms: Its typical latency.
         error: Why it could not be timed; None if it could.
-        comparison: Over the first file; None for that one itself, and if it could not be timed.
+        comparison: Comparison with the first file; None for that file itself, and if it could not
+            be timed.
         log_ratios: The log ratio from each process.
     """
 
@@ -408,7 +409,7 @@ def _compare_once(
 def _comparisons(
     found: Sequence[Mapping[int, tuple[Measurement, Comparison | None]]], index: int
 ) -> list[Comparison]:
-    """Return what the processes said of a file; nothing of the baseline."""
+    """Return each process's comparison of a file with the baseline; none for the baseline."""
     return [compared for each in found if (compared := each[index][1]) is not None]
 
 
@@ -446,7 +447,8 @@ def combine(found: Sequence[Comparison], baseline_ratio: float = 1.0) -> Compari
     if len(found) < FEWEST_OPENINGS:
         half_width = math.hypot(_inside(found), _assumed(baseline_ratio))
     elif contention:
-        # What a busy machine does to all of them alike does not show in their differences.
+        # An effect of a busy machine that is common to all of them does not show in their
+        # differences.
         half_width = math.hypot(half_width, least_half_width(contention))
     return replace(
         found[0],
@@ -492,7 +494,7 @@ def _inside(found: Sequence[Comparison]) -> float:
 
 
 def _assumed(baseline_ratio: float) -> float:
-    """Return how far an unknown opening may move a ratio, by convention and by observation."""
+    """Return how far an unknown opening may shift a ratio: a convention, updated by observation."""
     freedom = _WORTH + 1
     variance = (_WORTH * _ASSUMED**2 + math.log(baseline_ratio) ** 2) / freedom
     return _STUDENT[freedom] * math.sqrt(variance)

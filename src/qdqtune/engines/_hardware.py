@@ -1,6 +1,6 @@
-"""What this machine can compute with: the CPU's instruction set, and NVIDIA GPUs.
+"""The hardware of this machine: the CPU's instruction set, and NVIDIA GPUs.
 
-The operating system and the driver are asked, without importing an engine.
+Read from the operating system and the driver, without importing an engine.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def parse_cpuinfo(text: str, machine: str) -> Cpu:
 
 
 def parse_sysctl(text: str, machine: str) -> Cpu:
-    """Reads what macOS' ``sysctl machdep.cpu hw.optional`` prints."""
+    """Reads the output of macOS' ``sysctl machdep.cpu hw.optional``."""
     fields: dict[str, str] = {}
     for line in text.splitlines():
         key, _, value = line.partition(":")

@@ -146,7 +146,7 @@ class RunClock:
         self.now_ns = time.perf_counter_ns
 
     def samples_ms(self, run: Callable[[], object], runs: int) -> list[float]:
-        """Return the milliseconds of each run; again if they are too short for the thread clock."""
+        """Return the milliseconds of each run, remeasured if too short for the thread clock."""
         samples = self._timed(run, runs)
         if min(samples, default=1.0) <= 0.0:
             self.use_wall_time()

@@ -27,7 +27,7 @@ def native_dialect(
     Args:
         engine: An engine's name.
         version: Its version; by default the installed one, or else the newest. If the package does
-            not tell its version, the engine is queried, provided that it can measure here.
+            not state its version, the engine is queried, provided that it can measure here.
         cpu: The CPU that will run the model; by default this machine's.
         options: The engine's options, as far as they determine the dialect.
 

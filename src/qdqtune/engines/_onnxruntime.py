@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _MANY = 10_000
 # A smaller file can't hold that many weights; in a larger one, other costs dominate.
 _SMALLEST_FILE, _LARGEST_FILE = 100_000, 256 << 20
-# Merges equal small constants, and compares with all others for each one that it changes. Of the
-# 17.6 s for 20,000 Adds with a weight each, 2.6 s remain without it.
+# This optimizer merges equal small constants, comparing each one that it changes with all others.
+# Of the 17.6 s for 20,000 Adds with a weight each, 2.6 s remain without it.
 _SLOW_WITH_MANY = ("ConstantSharing",)
 # It also frees the weights of an open model one by one, each after a search for its name, unless
 # it writes the optimized model: 42 s for 100,000 weights, 3 s without.
@@ -60,7 +60,7 @@ _WARNING, _ERROR = 2, 3
 _WEIGHTS_FILE_OPTION = "session.optimized_model_external_initializers_file_name"
 _KERNEL_SUFFIX = "_kernel_time"
 _PROFILE_TYPES = {"double": "float64", "float": "float32"}
-# They contain kernels that have their own events.
+# These contain kernels that have events of their own.
 _WITH_BODIES = frozenset({"If", "Loop", "Scan"})
 # Share of the free disk that the weights of an optimized model may take temporarily.
 _SHARE_OF_DISK = 0.5

@@ -1,4 +1,4 @@
-"""A child process that answers JSON lines: every way it can end, and what its answers say."""
+"""A child process that answers in JSON lines: all the ways it can end, and parsers for answers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class FailureKind(enum.Enum):
     TIMEOUT = "timeout"
     """The child did not answer in time and was killed."""
     MEMORY = "memory"
-    """The child took more memory than it may, and was killed if it hadn't ended."""
+    """The child exceeded its memory limit, and was killed if it had not ended by itself."""
     LOST = "lost"
     """The model was open in a child that is gone."""
 
@@ -291,19 +291,19 @@ def read_opened(reply: Any) -> tuple[int, tuple[InputSpec, ...], float]:
 
 
 def read_seconds(reply: Any) -> float:
-    """Read what the engine took."""
+    """Read the seconds that the engine took."""
     return number_in(object_in(reply, "it")["seconds"], "seconds", 0.0, _MOST_SECONDS)
 
 
 def read_samples(reply: Any) -> tuple[list[float], float, float]:
-    """Read samples, unchecked, the seconds that they took, and those spent waiting for a core."""
+    """Read unchecked samples, the seconds they took, and the seconds spent waiting for a core."""
     value = object_in(reply, "it")
     contended_s = number_in(value["contended_s"], "contended_s", 0.0, _MOST_SECONDS)
     return list_in(value["samples_ms"], "samples_ms"), read_seconds(value), contended_s
 
 
 def read_layers(reply: Any) -> tuple[list[LayerTime], float]:
-    """Read layers, and the seconds that they took."""
+    """Read layers, and the seconds that it took to list them."""
     value = object_in(reply, "it")
     layers = [_layer(object_in(each, "a layer")) for each in list_in(value["layers"], "layers")]
     return layers, read_seconds(value)

@@ -253,7 +253,7 @@ def _version(engine: EngineEntry, program: str) -> str:
     if engine.version_function:
         try:
             return str(pkgutil.resolve_name(engine.version_function)(program))
-        except Exception as error:  # a program that can't be asked, or another package's function
+        except Exception as error:  # the program or another package's function may fail
             _logger.debug("the version of %s is unknown: %s", engine.name, error)
             return ""
     for distribution in engine.distributions:

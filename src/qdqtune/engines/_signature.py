@@ -1,4 +1,4 @@
-"""What a model file says about its inputs and outputs; weights are not read."""
+"""The inputs and outputs that a model file declares; weights are not read."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 @dataclass(frozen=True)
 class Signature:
-    """The outside of a model.
+    """The signature of a model.
 
     Attributes:
-        inputs: What it wants, in order; what an initializer is the default of is none.
-        outputs: Names and numpy's names of types, in order.
+        inputs: Its required inputs, in order; inputs with an initializer as default are excluded.
+        outputs: Names and numpy type names, in order.
         low_types: Types that its Q and DQ convert to and from, such as `int8`.
     """
 
@@ -35,7 +35,7 @@ class Signature:
 
     @property
     def dims(self) -> OpenDims:
-        """The dims of inputs."""
+        """The dims of the inputs."""
         return {
             spec.name: tuple(dim if isinstance(dim, int) else None for dim in spec.shape)
             for spec in self.inputs
@@ -47,7 +47,7 @@ class Signature:
         return tuple(name for name, dims in self.dims.items() if None in dims)
 
     def check_feeds(self, feeds: Feeds) -> None:
-        """Make sure that feeds fit: a native library is not asked what it makes of others.
+        """Make sure that feeds fit; others must not reach a native library.
 
         Raises:
             ValueError: If they don't.
@@ -67,7 +67,7 @@ class Signature:
 
 
 def read_signature(path: str | os.PathLike[str]) -> Signature:
-    """Reads the outside of a model file.
+    """Reads the signature of a model file.
 
     Raises:
         ValueError: If it is not a model, or has inputs that are not tensors.
@@ -85,7 +85,7 @@ def read_signature(path: str | os.PathLike[str]) -> Signature:
 
 
 def signature_of(model: onnx.ModelProto) -> Signature:
-    """Returns the outside of a model.
+    """Returns the signature of a model.
 
     Raises:
         ValueError: If it has inputs that are not tensors.
@@ -118,7 +118,7 @@ def _dtype(kind: int) -> str:
 
 
 def _low_types(graph: onnx.GraphProto) -> Iterator[str]:
-    """The types of zero points; a Q without one makes uint8, but says so in newer opsets."""
+    """Yield the types of zero points; without one, `output_dtype` or else int8."""
     kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
     kinds |= {
         node.output[0]: attribute.t.data_type

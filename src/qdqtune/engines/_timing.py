@@ -1,4 +1,4 @@
-"""Timing as statistics: models take turns in short blocks, each is compared with its neighbours.
+"""Timing as statistics: models take turns in short blocks, each compared with its neighbours.
 
 Other work on the machine slows everything by the same factor for a while, from milliseconds to
 minutes, so only what ran side by side can be compared. A block starts with runs that are dropped:
@@ -10,8 +10,8 @@ drift of the machine cancels out::
     candidate            |drop x x'|                  score: the mean of log(a'/x) and log(b/x')
 
 On a shared machine the noise lasts longer than a block, which makes many short blocks far better
-than a few long ones. Seen on recorded runs of 40 ms on two shared cores, 7 s per comparison: blocks
-of ten runs found a difference of 3 % in 15 of 100 comparisons, blocks of two runs in 89.
+than a few long ones. Measured on recorded runs of 40 ms on two shared cores, 7 s per comparison:
+blocks of ten runs found a difference of 3 % in 15 of 100 comparisons, blocks of two runs in 89.
 """
 
 from __future__ import annotations
@@ -30,20 +30,22 @@ Blocks = list[tuple[float, ...]]
 _Blocks = Sequence[Sequence[float]]
 
 _HALF_BLOCK_MS = 4.0
-# No call of an engine is so short that more runs would be needed; an engine may claim anything.
+# No engine call is so short that it needs more runs; but a broken engine may report any time.
 _MOST_RUNS = 1 << 14
-# Blocks that are processes of their own: how long half of one runs at least, as a part of what it
-# takes to start it; how many of them a screening is worth, and which part of blocks that are none.
+# For blocks that each start a process: the minimum duration of half a block as a fraction of the
+# startup time, the fewest blocks in a screening, and the divisor applied to the usual number of
+# blocks.
 _WORTH_OVERHEAD = 0.125
 _FEWEST_PROCESSES = 4
 _PART_OF_ROUNDS = 3
 FEWEST_ROUNDS = 8
 """Blocks of each model below which nothing can be said about a difference."""
-# Two opens of the same file differ for as long as they are open, by where their memory lies: by
-# 0.1 to 0.3 % if the model computes, by some percent if it mostly moves memory.
+# Two openings of the same file differ for as long as they are open, by their memory addresses: by
+# 0.1 to 0.3 % if the model computes, by a few percent if it mostly moves memory.
 _MARGIN = 0.01
-# When to look, as a part of all rounds, and how sure to be then. Looking early is paid for: the
-# chances of a wrong call at all looks add up to 4.25 %, before the margin takes most of it away.
+# When to look, as a fraction of all rounds, and the confidence required then. Early looks have a
+# cost: the chances of a wrong decision over all looks add up to 4.25 %, before the margin takes
+# most of it away.
 _LOOKS = ((0.25, 0.9995), (0.5, 0.998), (1.0, 0.96))
 # Slower models drop no runs: that would take a third of the time, for far less than the margin.
 _COLD_MATTERS_BELOW_MS = 20.0
@@ -71,7 +73,7 @@ class BlockShape:
     Attributes:
         drop: First runs, which only warm the caches.
         half: Kept runs in each half of the block.
-        latency_ms: What one run takes, roughly.
+        latency_ms: Approximate duration of one run.
     """
 
     drop: int
@@ -80,25 +82,25 @@ class BlockShape:
 
     @property
     def runs(self) -> int:
-        """All runs of a block."""
+        """Total number of runs in a block."""
         return self.drop + 2 * self.half
 
     @property
     def block_ms(self) -> float:
-        """What a block takes, roughly."""
+        """Approximate duration of a block."""
         return self.runs * self.latency_ms
 
     @classmethod
     def of(cls, latency_ms: float, overhead_ms: float = 0.0) -> BlockShape:
-        """Returns the block for a model that takes so long.
+        """Returns the block for a model with this latency.
+
+        After a switch, the first run cost about 0.1 ms more (7 % of 0.3 ms, 2 % of 6 ms, 0.3 % of
+        50 ms); the second mattered only to models below 2 ms.
 
         Args:
-            latency_ms: What one run takes, roughly.
-            overhead_ms: What a block takes beside its runs: where it is a process of its own, a few
-                runs would not be worth starting it.
-
-        The first run after a switch was seen to cost about 0.1 ms more (7 % of 0.3 ms, 2 % of
-        6 ms, 0.3 % of 50 ms), the second to matter only to models below 2 ms.
+            latency_ms: Approximate duration of one run.
+            overhead_ms: Duration of a block beyond its runs. If each block starts a process, a few
+                runs would not be worth it.
         """
         half_ms = max(_HALF_BLOCK_MS, _WORTH_OVERHEAD * overhead_ms)
         half = min(_MOST_RUNS, max(1, math.ceil(half_ms / latency_ms)))
@@ -108,13 +110,13 @@ class BlockShape:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a comparison is made.
+    """The schedule of a comparison.
 
     Attributes:
         shapes: The block of each model; the first is the baseline.
         rounds: Blocks of each candidate; the baseline has one more.
-        fixed: Whether to play all rounds as they are, however clear the differences are.
-        fewest_rounds: Those that are played even if time is up.
+        fixed: Whether to run all rounds, however clear the differences are.
+        fewest_rounds: Rounds that are run even if time is up.
     """
 
     shapes: tuple[BlockShape, ...]
@@ -124,19 +126,19 @@ class Plan:
 
     @property
     def looks(self) -> dict[int, float]:
-        """After how many rounds a verdict is tried, and how sure it must be then."""
+        """Numbers of rounds after which a verdict is attempted, with the confidence it needs."""
         if self.fixed:
             return {}
-        # The strictest of those that fall together.
+        # Of looks that coincide, the strictest counts.
         return {max(FEWEST_ROUNDS, round(part * self.rounds)): sure for part, sure in _LOOKS[::-1]}
 
 
 @dataclass(frozen=True)
 class Round:
-    """A block of each candidate between two of the baseline.
+    """One block of each candidate between two blocks of the baseline.
 
     Attributes:
-        baseline_ms: Median of the baseline's block at the end of it.
+        baseline_ms: Median of the baseline's block that ends the round.
         latencies_ms: Median of each candidate's block.
         log_ratios: How much faster than the baseline around it each candidate was.
     """
@@ -157,13 +159,13 @@ def plan_turns(
     """Fits as many rounds as possible into the time.
 
     Args:
-        latencies_ms: What each model takes, roughly; the first is the baseline.
+        latencies_ms: Approximate latency of each model; the first is the baseline.
         budget_s: Seconds for all timed runs together.
-        runs: Kept runs of each model, at least; with it, the time does not matter.
-        rounds: Blocks of each candidate; with it, the plan is not made to fit the time.
-        overhead_ms: What a block takes beside its runs; if that is much, there are fewer blocks,
-            and longer ones.
-        fewest_rounds: Those that are played even if time is up.
+        runs: Minimum kept runs of each model; if set, the budget is ignored.
+        rounds: Blocks of each candidate; if set, the budget is ignored.
+        overhead_ms: Duration of a block beyond its runs; a large overhead means fewer and longer
+            blocks.
+        fewest_rounds: Rounds that are run even if time is up.
     """
     shapes = tuple(BlockShape.of(latency_ms, overhead_ms) for latency_ms in latencies_ms)
     if rounds is not None:
@@ -172,7 +174,7 @@ def plan_turns(
             rounds = min(rounds, max(few, _FEWEST_PROCESSES))
         return Plan(shapes, rounds, True, fewest_rounds)
     if runs is not None:
-        # Few runs make short blocks: with too few blocks nothing could be said about them.
+        # Few runs make short blocks: with too few blocks no conclusion would be possible.
         most = math.ceil(runs / (2 * FEWEST_ROUNDS))
         shapes = tuple(replace(shape, half=min(shape.half, most)) for shape in shapes)
         rounds = math.ceil(runs / min(2 * shape.half for shape in shapes))
@@ -210,14 +212,14 @@ def compare_blocks(
 ) -> Comparison:
     """Compares two models that took turns.
 
-    On a busy machine, it is their estimated undisturbed latencies that are compared.
+    On a busy machine, their estimated undisturbed latencies are compared.
 
     Args:
         baseline: The blocks around those of the candidate: one more than the candidate has.
         candidate: The blocks of the candidate.
         confidence: Level of the interval.
-        is_for_later: Whether the interval is to hold for later measurements too: neighbouring
-            blocks that agree more than distant ones make it wider.
+        is_for_later: Whether the interval must also hold for later measurements: it is widened if
+            neighbouring blocks agree more than distant ones.
         contention: Share of the time that the engine waited for a core.
     """
     is_busy = contention >= BUSY_SHARE
@@ -245,8 +247,8 @@ def compare_blocks(
 def gain_of(log_ratios: Sequence[float]) -> tuple[float, float]:
     """Returns the median of the log ratios of two models that took turns, and its standard error.
 
-    The error comes from the median deviation, so that a few disturbed blocks don't blow it up; it
-    is that of a median of normal numbers.
+    The error comes from the median deviation, which a few disturbed blocks hardly change, and
+    assumes normally distributed values.
     """
     error = _MEDIAN_PER_MEAN * robust_deviation(log_ratios) / math.sqrt(len(log_ratios))
     return statistics.median(log_ratios), error
@@ -262,15 +264,16 @@ def take_turns(
 ) -> tuple[list[Blocks], list[Comparison]]:
     """Times models against the first of them, and stops when every difference is clear.
 
-    On a busy machine nothing is clear before the end.
+    On a busy machine, all rounds are run.
 
     Args:
-        time_block: Runs model number so-and-so so many times; returns one sample per run.
+        time_block: Runs the model with a given number a given number of times; returns one sample
+            per run.
         plan: Blocks and rounds.
         progress: Called after each round with the rounds done and planned.
-        time_is_up: Asked after each round; ends the timing before its plan.
-        on_round: Told what each round showed.
-        contention: Tells the share of the time so far that the engine waited for a core.
+        time_is_up: Called after each round; True ends the timing early.
+        on_round: Called with the results of each round.
+        contention: Returns the share of the time so far that the engine waited for a core.
 
     Returns:
         The kept blocks of each model, and one comparison per candidate.
@@ -285,8 +288,8 @@ def take_turns(
 
     take(0)
     for done in range(1, plan.rounds + 1):
-        # Every other round backwards: each candidate is as often near the baseline before it as
-        # near the one after it.
+        # Every other round runs backwards, so that each candidate is near the preceding baseline
+        # block as often as near the following one.
         candidates = range(1, len(blocks))
         for model in candidates if done % 2 else reversed(candidates):
             take(model)

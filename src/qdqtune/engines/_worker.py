@@ -70,7 +70,7 @@ class StoredFeeds:
 
 @dataclass
 class WorkerTotals:
-    """What a worker has spent since it was created.
+    """The time that a worker has spent since it was created.
 
     Attributes:
         building_s: Seconds that the engine spent opening models, measured by itself.
@@ -106,7 +106,7 @@ class Worker:
         engine: As passed.
         options: Default options for opening models.
         timeout_s: Default limit for each request.
-        totals: What it has spent so far.
+        totals: The time it has spent so far.
 
     Everything that can fail inside the engine raises ``WorkerFailure``; ``measure`` and
     ``qdqtune.engines._comparison.compare_files`` turn it into a failed ``Measurement``.
@@ -167,7 +167,7 @@ class Worker:
 
     @property
     def scratch(self) -> Path:
-        """Its folder, which is removed with it."""
+        """Its temporary folder, which is removed on close."""
         return self._folder.path
 
     @property
@@ -339,7 +339,7 @@ class Worker:
         model: OpenModel | None = None,
         **arguments: Any,
     ) -> _T:
-        """Make a request, of a model or of the engine, and return what the answer says."""
+        """Make a request about a model or the engine, and return the parsed answer."""
         if model is not None:
             if not self._holds(model):
                 what = f"{model.path} is no longer open: the engine's process ended in between"

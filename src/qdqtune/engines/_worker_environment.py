@@ -1,4 +1,4 @@
-"""What passes between a parent and its worker besides requests: variables, arrays, and output."""
+"""What a parent and its worker share besides requests: variables, arrays, and output."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from qdqtune.records._errors import OutputError
 from qdqtune.records._untrusted_files import open_plain
 
 SCRATCH = "QDQTUNE_SCRATCH"
-"""Variable that names the folder that goes with the worker."""
+"""Variable that names the worker's temporary folder."""
 LOGS = "QDQTUNE_LOGS"
-"""Variable that names the folder for logs; unset if nobody wants to keep them."""
+"""Variable that names the folder for logs; unset if logs are not kept."""
 OPENING = "QDQTUNE_OPENING"
-"""Variable with the number of the process, where one comparison is made in several."""
+"""Variable with the number of the process, if a comparison uses several."""
 
 _NOT_IN_NAMES = re.compile(r"[^\w.+-]+")
 _MARK = "=== qdqtune: "
@@ -39,7 +39,7 @@ _MESSAGE_LINES = 12
 
 
 def scratch_folder() -> Path:
-    """Where an engine may leave files that nobody needs after it; outside a worker, our own."""
+    """Return the folder for an engine's temporary files; outside a worker, one of this process."""
     return Path(os.environ.get(SCRATCH) or _own_scratch().path)
 
 
@@ -49,10 +49,10 @@ def _own_scratch() -> TemporaryFolder:
 
 
 def log_of(model: str | os.PathLike[str], engine: str) -> Path | None:
-    """The file for what an engine says about one model; None if it isn't kept.
+    """Return the log file of an engine for one model; None if logs are not kept.
 
     Args:
-        model: The model file; a second one of the same name has the same log.
+        model: The model file; models with the same file name share a log.
         engine: The engine's name.
     """
     folder = os.environ.get(LOGS)

@@ -42,8 +42,8 @@ class Server:
     """Answers requests with one engine and the models open in it.
 
     Args:
-        engine: The engine as ``module:Class``; made at the first request, so that an engine that
-            cannot be imported is an answer like any other.
+        engine: The engine as ``module:Class``; created at the first request, so that a failed
+            import is reported like any other error.
     """
 
     def __init__(self, engine: str) -> None:
@@ -55,7 +55,7 @@ class Server:
         self._waited_s = 0.0
 
     def answer(self, request: _Request) -> bytes:
-        """Returns the line that answers a request; an engine's exception is an answer too."""
+        """Returns the line that answers a request; an engine's exception is also an answer."""
         reply = {"number": request["number"], "pid": os.getpid()}
         try:
             line = json.dumps({**reply, "result": self._result(request)})
@@ -88,7 +88,7 @@ class Server:
             case "feed":
                 feeds = read_arrays(Path(request["feeds"]))
                 _, seconds = self._timed(lambda: session.set_feeds(feeds))
-                self._contended_s()  # what was waited for so far is not the timed runs'
+                self._contended_s()  # waiting before the timed runs doesn't count
                 return {"seconds": seconds}
             case "time":
                 return self._time(session, request["runs"])
@@ -117,7 +117,7 @@ class Server:
         return {
             "samples_ms": [float(sample) for sample in samples],
             "seconds": seconds,
-            # What happens on this machine does not touch simulated samples.
+            # Contention on this machine does not affect simulated samples.
             "contended_s": 0.0 if isinstance(self._engine, VirtualTime) else self._contended_s(),
         }
 
@@ -127,9 +127,9 @@ class Server:
         return work(), self._clock_s() - start
 
     def _contended_s(self) -> float:
-        """How long the engine has waited for a core since this was asked last.
+        """Return how long the engine has waited for a core since the last call.
 
-        Not asked right before a block, whose first runs would pay for it.
+        Not called right before a block, where it would slow the first runs.
         """
         before_s, self._waited_s = self._waited_s, waited_for_cpu_s()
         return max(0.0, self._waited_s - before_s)
@@ -140,7 +140,7 @@ class Server:
             if isinstance(engine, VirtualTime):
                 self._clock_s = engine.clock_s
             self._engine = engine
-            gc.freeze()  # what was imported stays, so collections need not look at it
+            gc.freeze()  # imported modules stay, so collections can skip them
         return self._engine
 
 
@@ -172,7 +172,7 @@ def main(engine: str, commands: int, replies: int, memory_bytes: int | None) -> 
     """
     set_memory_limit(memory_bytes)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.dup2(2, 1)  # whatever prints to stdout, natively or not, prints to stderr
+    os.dup2(2, 1)  # everything printed to stdout, natively or not, goes to stderr
     for descriptor in (commands, replies):
         os.set_inheritable(descriptor, False)
 
@@ -186,7 +186,7 @@ def main(engine: str, commands: int, replies: int, memory_bytes: int | None) -> 
 
 
 def _read_commands(descriptor: int, lines: queue.SimpleQueue[bytes]) -> None:
-    """Queues requests; ends the process with the pipe, also while an engine is busy."""
+    """Queues requests; ends the process when the pipe closes, even while an engine is busy."""
     with open(descriptor, "rb", closefd=False) as commands:
         for line in commands:
             lines.put(line)
@@ -194,7 +194,7 @@ def _read_commands(descriptor: int, lines: queue.SimpleQueue[bytes]) -> None:
 
 
 def _give_memory_back() -> None:
-    """Returns freed memory to the system: sessions come and go by the hundred."""
+    """Returns freed memory to the system, since hundreds of sessions are opened and closed."""
     gc.collect()
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # only glibc has it

@@ -29,7 +29,7 @@ _USUAL = ("/tmp", "/var/tmp", "/usr/tmp")  # noqa: S108  (names in there are ran
 
 _ROOM = "Check that the disk has room and the folder can be written to."
 REMOVE = "Remove it, or choose another place."
-"""Advice for when something else is at the path."""
+"""Advice for the case that something else is at the path."""
 _NEXT_TO_NOTHING = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -205,7 +205,7 @@ def remove_abandoned(folder: Path) -> None:
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if _OURS.fullmatch(entry.name):
-                with contextlib.suppress(OSError):  # alive, another user's, or just removed
+                with contextlib.suppress(OSError):  # in use, another user's, or just removed
                     _remove_if_abandoned(Path(entry.path))
 
 
@@ -232,7 +232,7 @@ def _locked_file(folder: Path, suffix: str, *, hidden: bool) -> tuple[Path, int]
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
         except FileExistsError:
             continue
-        # Where files can't be locked, no other process can take it for abandoned either.
+        # Without file locks, other processes can't consider it abandoned either.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if path.exists():

@@ -63,7 +63,7 @@ def bodies_aside(model: ir.Model, *, but: Collection[ir.Node] = ()) -> Iterator[
 def drop_unused_nodes(model: ir.Model) -> None:
     """Remove unused nodes and weights, in place; bodies are not changed."""
     gone = True
-    while gone:  # what the bodies of removed nodes read may be unused now
+    while gone:  # values that the bodies of removed nodes read may be unused now
         with bodies_aside(model) as held:
             passes.RemoveUnusedNodesPass()(model)
         gone = any(node.graph is None for node in held)
@@ -136,7 +136,7 @@ def given_to_qdq(model: ir.Model) -> frozenset[ir.Value]:
 
 
 def _quantizing_functions(model: ir.Model) -> set[ir.OperatorIdentifier]:
-    """Functions with a quantization op inside, or a call to another one of them."""
+    """Return functions that contain a quantization op, or call such a function."""
     found: set[ir.OperatorIdentifier] = set()
     while more := {
         key
@@ -183,7 +183,7 @@ def add_constant(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Va
 def insert_cast(
     graph: ir.Graph, value: ir.Value, dtype: ir.DataType, name: str, node_name: str
 ) -> ir.Value:
-    """Insert a Cast right behind a value; returns its result, with this name."""
+    """Insert a Cast right after a value; returns its result, which gets this name."""
     shape = None if value.shape is None else value.shape.copy()
     result = ir.Value(name=name, type=ir.TensorType(dtype), shape=shape)
     attributes = [ir.AttrInt64("to", dtype.value)]
@@ -222,7 +222,7 @@ def bypass(node: ir.Node) -> bool:
 
 
 def take_over(node: ir.Node, value: ir.Value) -> None:
-    """Let a value replace a node's only result, with its name, type and shape; removes the node."""
+    """Replace a node's only result by a value with its name, type and shape; removes the node."""
     assert node.graph is not None
     result = node.outputs[0]
     result.replace_all_uses_with(value, replace_graph_outputs=True)

@@ -21,7 +21,7 @@ from qdqtune.resources import current_limits
 _CHUNK_BYTES = 1 << 24
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-# Some readers take any key for the name of an attribute to set.
+# Some parsers take any key as the name of an attribute to set.
 _KEYS = frozenset({"location", "offset", "length", "checksum"})
 _MOST_DIGITS = 19
 _SMALL_BYTES = 16 << 20
@@ -97,8 +97,8 @@ def stored_bytes(
     Args:
         name: The weight.
         file: Its file: a regular file next to the model when the model was loaded.
-        offset: Where it begins.
-        size: Its number of bytes there.
+        offset: Its position in the file.
+        size: Its number of bytes in the file.
         most: Number of bytes to read at a time.
 
     Raises:
@@ -154,7 +154,7 @@ def load_attributes(found: Contents, model_file: Path) -> None:
     for tensor in found.in_attributes:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             values = ir.serde.deserialize_tensor(tensor, model_file.absolute().parent)
-            assert isinstance(values, ir.ExternalTensor)  # its data_location says so
+            assert isinstance(values, ir.ExternalTensor)  # by its data_location
             tensor.raw_data = FileTensor.of(values).tobytes()
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")

@@ -42,7 +42,7 @@ def parse_model(file: Path) -> onnx.ModelProto:
     """Read the proto of a model; external data is not loaded.
 
     Raises:
-        ModelError: If there is no such file, or it is not an ONNX model, or it is empty.
+        ModelError: If the file does not exist, is not an ONNX model, or is empty.
     """
     _check_file(file)
     try:
@@ -175,7 +175,7 @@ def model_from_proto(proto: onnx.ModelProto, name: str = "The model") -> ir.Mode
 
 
 def _copied(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """Copy a model weight by weight: protobuf copies by way of a message of at most 2 GiB.
+    """Copy a model weight by weight: protobuf copies through a message of at most 2 GiB.
 
     Raises:
         ModelError: If a single part is too large.
@@ -276,7 +276,7 @@ def check_result(path: Path, original: Path | None = None) -> None:
         original: The model it was made from, which may itself be inconsistent.
 
     Raises:
-        ModelError: If it is not.
+        ModelError: If it is not valid.
     """
     fault = inconsistency(parse_model(path))
     if not fault:
@@ -298,7 +298,7 @@ def publish(folder: Path, target: Path, *, force: bool) -> None:
     Raises:
         OutputError: If a file exists there and `force` is not set.
     """
-    # Weights first: the model is there only when all of it is.
+    # Weights first, so that the model appears only once it is complete.
     for file in sorted(folder.iterdir(), reverse=True):
         check_writable(target / file.name, force=force)
         sync(file)
@@ -373,7 +373,7 @@ def _is_too_large(model: ir.Model) -> bool:
 
 @contextlib.contextmanager
 def _weights_in(model: ir.Model, store: WeightStore | None) -> Iterator[None]:
-    """Move the model's weights into a store temporarily, or into the model itself."""
+    """Move the model's weights temporarily into a store, or into the model itself."""
     kept: list[tuple[ir.Value, ir.TensorProtocol]] = []
     try:
         for graph in model.graphs():
@@ -400,7 +400,7 @@ T = TypeVar("T")
 def without_graphsurgeon(model: T) -> T:
     """Export a graph of onnx_graphsurgeon as an `onnx.ModelProto`; return anything else as it is.
 
-    Whoever has such a graph has imported that package: it is no dependency.
+    A caller with such a graph has already imported that package, so it is not a dependency.
     """
     if type(model).__module__.partition(".")[0] != _PACKAGE:
         return model

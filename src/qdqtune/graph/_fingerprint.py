@@ -1,4 +1,4 @@
-"""Digests of models: of what they compute, whatever file they came from, and of their files."""
+"""Digests of models: of their content, whatever file they came from, and of their files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fingerprint(model: ir.Model) -> str:
 
 
 def tensor_digest(tensor: ir.TensorProtocol) -> str:
-    """A hash of a tensor's type, shape and values."""
+    """Return a hash of a tensor's type, shape and values."""
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     digest.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
     if isinstance(tensor, ir.StringTensor):

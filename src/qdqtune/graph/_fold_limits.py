@@ -55,7 +55,7 @@ _BROADCASTING = frozenset(
 )  # fmt: skip
 _MOVES = ("Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
-# Limits on the characters of symbolic dims behind one value, and on the outputs of one node.
+# Limits on the characters of symbolic dims that a value depends on, and on the outputs of one node.
 _MOST_SYMBOLS = 1 << 16
 _MOST_PARTS = 1 << 12
 # onnxscript does not treat larger constants as shapes.
@@ -181,7 +181,7 @@ def _unexpanded(op_type: str, shapes: Sequence[tuple[int, ...]], sizes: Sequence
     """Return an upper bound on the size of a result that is no larger than the inputs."""
     if op_type == "Concat":
         return sum(sizes)
-    if op_type == "NonZero":  # the place of each element, in every dim
+    if op_type == "NonZero":  # the indices of each element, in every dim
         return sum(len(shape) * size for shape, size in zip(shapes, sizes, strict=True))
     return max(sizes, default=0)
 
@@ -231,7 +231,7 @@ def runaway_nodes(model: ir.Model) -> list[ir.Node]:
             continue
         count = _symbols(node, symbols)
         if count > _MOST_SYMBOLS:
-            found.append(node)  # what is hidden adds nothing later
+            found.append(node)  # a hidden node adds nothing later
         elif count:
             symbols[node.outputs[0]] = count
     return found

@@ -95,7 +95,7 @@ def _touches_qdq(conv: ir.Node, add: ir.Node) -> bool:
 
 
 def _conv_and_bias(add: ir.Node) -> tuple[ir.Node, ir.Value] | None:
-    """Return the Conv before an Add and the addend, if that is one number per channel."""
+    """Return the Conv before an Add, and the addend, if that has one number per channel."""
     if len(add.inputs) != 2:
         return None
     for data, bias in (add.inputs, add.inputs[::-1]):
@@ -211,7 +211,7 @@ def _complaints() -> Iterator[None]:
         yield
     except (ModelError, MemoryError):
         raise
-    except Exception as error:  # with its own message
+    except Exception as error:  # keeps its own message
         reason = first_line(error.__cause__ or error)
         raise ModelError(
             f"The model's constants can't be folded: {reason}",
@@ -288,7 +288,7 @@ def _keep_precision(node: ir.Node) -> None:
 
 def _fold_batchnorms(model: ir.Model) -> bool:
     """Fold BatchNorms into the weighted op before them, which keeps its name."""
-    # A rewritten node takes over the output of the absorbed BatchNorm, which leads to its name.
+    # A rewritten node takes over the output of the absorbed BatchNorm, by which its name is found.
     absorbed = {}
     norms = [node for node in model.graph if is_op(node, "BatchNormalization")]
     for node in norms:

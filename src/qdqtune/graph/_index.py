@@ -52,7 +52,7 @@ def values_in(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 def results_in(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Yield what the nodes of a graph compute, without bodies."""
+    """Yield the results of the nodes of a graph, without bodies."""
     for node in graph:
         yield from node.outputs
 
@@ -136,7 +136,7 @@ class GraphIndex:
             self.outputs.setdefault(output.name or "", []).append(position)
 
     def readers(self, tensor: str) -> tuple[Edge, ...]:
-        """Every reader of a tensor in the main graph, the graph's own outputs included."""
+        """Return every reader of a tensor in the main graph, including the graph's own outputs."""
         graph = self.model.graph
         edges = [
             Edge(tensor, user.name or "", index)
@@ -147,11 +147,11 @@ class GraphIndex:
         return tuple(edges)
 
     def reads(self, node: ir.Node) -> list[str]:
-        """Return the tensors that a node reads, in order, without optional inputs left out."""
+        """Return the tensors that a node reads, in order; omitted optional inputs are skipped."""
         return [value.name for value in node.inputs if value is not None and value.name]
 
     def captured(self, node: ir.Node) -> list[ir.Value]:
-        """Return what the bodies of a node read from the main graph, each value once."""
+        """Return the values that the bodies of a node read from the main graph, each once."""
         found: dict[ir.Value, None] = {}
         waiting = [node]
         while waiting:
@@ -170,7 +170,7 @@ class GraphIndex:
         """Make sure that the model has a tensor that a placement names.
 
         Raises:
-            UsageError: If it is not.
+            UsageError: If it has none.
         """
         if tensor not in self.value:
             raise UsageError(
@@ -207,15 +207,15 @@ class GraphIndex:
         return self._finite[tensor]
 
     def is_float(self, tensor: str) -> bool:
-        """Whether the tensor holds floating point numbers (of a kind that Q/DQ can take)."""
+        """Whether the tensor holds floating-point numbers of a type that Q/DQ accepts."""
         return self.dtype(tensor) in FLOAT_TYPES
 
     def dtype(self, tensor: str) -> ir.DataType | None:
-        """Element type, if known."""
+        """Return the element type, if known."""
         return dtype_of(self.value[tensor])
 
     def shape(self, tensor: str) -> tuple[int | None, ...] | None:
-        """Shape with None for dims that are not fixed; None if the rank is unknown."""
+        """Return the shape, with None for dims that are not fixed; None if the rank is unknown."""
         value = self.value[tensor]
         shape = value.shape
         if shape is None and value.const_value is not None:

@@ -167,7 +167,7 @@ def input_dims(model: ir.Model) -> dict[str, Dims | None]:
 
 
 def symbols_of(inputs: Inputs) -> tuple[str, ...]:
-    """The symbols in the inputs' dims, in order."""
+    """Return the symbols in the inputs' dims, in order."""
     return tuple(dict.fromkeys(name for text in _texts(inputs) for name in symbols_in(text)))
 
 
@@ -275,7 +275,7 @@ def _agreed_sizes(said: Iterable[tuple[str, int, str]]) -> dict[str, int]:
     """Return the sizes of symbols and whole expressions.
 
     Args:
-        said: Each symbol or expression with its size, and where that is from.
+        said: Each symbol or expression with its size, and the source of that size.
 
     Raises:
         UsageError: If they contradict each other.

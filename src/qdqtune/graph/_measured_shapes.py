@@ -30,7 +30,7 @@ from qdqtune.records._inputs import InputRequest, shape_text
 from qdqtune.records._untrusted_files import size_text
 from qdqtune.resources import current_limits
 
-# The cheapest body takes an engine about a microsecond.
+# An iteration of even the cheapest body takes an engine about a microsecond.
 _MOST_TRIPS = 1 << 26
 
 _CHANNELS, _PIXELS, _FRAMES, _TOKENS = 3, 224, 16, 128
@@ -55,13 +55,13 @@ _SAME_LAYOUT = (
 def check_ends(model: ir.Model) -> None:
     """Make sure that no Loop is endless.
 
-    Only certain cases count: a Loop whose condition depends on data may end at any time.
+    Only provable cases count: a Loop whose condition depends on data may end at any time.
 
     Args:
         model: The model.
 
     Raises:
-        ModelError: If one is.
+        ModelError: If a Loop is endless.
     """
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if is_op(node, "Loop") and _trips(node) > _MOST_TRIPS and _goes_on(node):
@@ -248,7 +248,7 @@ def _example(model: ir.Model, request: InputRequest) -> str:
         bound = bind_dims(declared, replace(request, shapes=shapes))
         dims = bound[name]
         if dims and _is_open(dims, bound):
-            shapes.pop("", None)  # it means this input
+            shapes.pop("", None)  # it stands for this input
             shapes[name] = tuple(
                 _plausible(value, axis, dim, sizes) for axis, dim in enumerate(dims)
             )
@@ -293,7 +293,7 @@ def _by_place(value: ir.Value, axis: int) -> int:
 
 
 def _by_weights(value: ir.Value, axis: int) -> int | None:
-    """Return the size that the first op with weights requires on this axis, if it does."""
+    """Return the size that the first op with weights requires on this axis, if it requires one."""
     rank = len(value.shape) if value.shape is not None else 0
     asked = (
         _asked_by(user, rank, axis)

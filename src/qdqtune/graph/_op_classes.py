@@ -18,7 +18,7 @@ COPY_OPS = frozenset(
     }
 )  # fmt: skip
 
-#: Ops that work on each element by itself, whatever the others are.
+#: Ops that process each element independently of the others.
 POINTWISE_OPS = frozenset(
     {
         "Abs", "Add", "BatchNormalization", "Celu", "Clip", "Cos", "Div", "Elu", "Erf", "Exp",
@@ -28,7 +28,7 @@ POINTWISE_OPS = frozenset(
     }
 )  # fmt: skip
 POOL_OPS = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"})
-#: Normalizations by statistics of what they read.
+#: Ops that normalize by statistics of their input.
 NORM_OPS = frozenset(
     {
         "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization",
@@ -60,7 +60,7 @@ def is_op(node: ir.Node | None, *op_types: str) -> bool:
 
 
 def weight_axis(node: ir.Node) -> int:
-    """The output-channel axis of a weighted op's weight: the axis of per-channel scales.
+    """Return the output-channel axis of a weighted op's weight: the axis of per-channel scales.
 
     For a MatMul it is the last axis, counted from the end since the weight may be batched.
     """
@@ -100,7 +100,7 @@ def bodies_of(node: ir.Node) -> Iterator[ir.Graph]:
 
 
 def uses_behind(value: ir.Value, *through: str) -> Iterator[tuple[ir.Node, int]]:
-    """Yield the uses of a value, and of the results of these ops if they read it first."""
+    """Yield the uses of a value, and of the results of these ops that read it as first input."""
     pending, seen = [value], {value}
     while pending:
         for user, position in pending.pop().uses():

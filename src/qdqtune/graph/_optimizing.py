@@ -27,8 +27,8 @@ from qdqtune.records._results import OptimizeCounts
 
 # Ops that preserve the order of values: no-ops if the shape stays the same.
 _SHAPE_OPS = ("Expand", "Flatten", "Reshape", "Tile")
-# From the first opset on, a Dropout does nothing unless training mode is set, which is possible
-# from the second on.
+# From the first opset on, a Dropout does nothing unless training mode is set, which the second
+# opset makes possible.
 _PLAIN_DROPOUT, _TRAINED_DROPOUT = 7, 12
 
 _RANDOM_OPS = frozenset(
@@ -43,12 +43,12 @@ _PLAIN = frozenset(
         ir.AttributeType.INTS, ir.AttributeType.STRING, ir.AttributeType.STRINGS,
     }
 )  # fmt: skip
-# Larger constants than this are not compared as attributes.
+# Larger constants are not compared as attributes.
 _MOST_BYTES = 1024
 # onnx_ir copies all inputs of a node for each one that is replaced, so the inputs of nodes with
 # more inputs than this are left alone.
 _MOST_INPUTS = 1000
-# Elements compared first: few weights with an equal start differ later.
+# Elements that are compared first: few weights with an equal start differ later.
 _FIRST_ELEMENTS = 256
 # The first file format in which an input may have a default; before, all weights were inputs.
 _DEFAULTS_IR_VERSION = 4
@@ -81,7 +81,7 @@ def _is_static(value: ir.Value) -> bool:
 
 
 def merge_nodes(graph: ir.Graph | ir.Function) -> int:
-    """Merge nodes that compute the same, in place.
+    """Merge nodes that compute the same result, in place.
 
     Left alone: quantization and random ops, ops of other domains, ops with bodies, producers of
     graph outputs, and inputs of nodes with very many inputs.
@@ -117,7 +117,7 @@ def merge_weights(graph: ir.Graph) -> int:
         Number of weights removed.
     """
     groups = [[value for value in graph.initializers.values() if _may_share(value)]]
-    # Weights are read as late as possible: most differ in shape, or in their first values.
+    # Weights are read as late as possible: most differ in shape or in their first values.
     for look in (_outline_of, _beginning, tensor_digest):
         groups = [same for group in groups for same in _parted(group, look)]
     for kept, *others in groups:
@@ -128,7 +128,7 @@ def merge_weights(graph: ir.Graph) -> int:
 
 
 def _key(node: ir.Node) -> Hashable:
-    """Return a key for what a node computes; None if there is none."""
+    """Return a key that identifies a node's result; None if there is none."""
     if not is_standard(node) or node.op_type in QDQ_OPS | _RANDOM_OPS or has_body(node):
         return None
     contents = {name: _content(each) for name, each in sorted(node.attributes.items())}
@@ -177,7 +177,7 @@ def _beginning(tensor: ir.TensorProtocol) -> Hashable:
 def _parted(
     values: Sequence[ir.Value], look: Callable[[ir.TensorProtocol], Hashable]
 ) -> Iterator[list[ir.Value]]:
-    """Yield groups of more than one weight that look the same."""
+    """Yield groups of two or more weights that look the same."""
     found: dict[Hashable, list[ir.Value]] = defaultdict(list)
     for value in values:
         assert value.const_value is not None

@@ -122,9 +122,9 @@ class Plan:
         return wanted - {None}
 
     def _release_beside_changes(self, candidates: Iterable[ir.Node]) -> None:
-        """Let those candidates change after all that have a neighbour of the new type.
+        """Let those candidates change that have a neighbour of the new type.
 
-        All are assumed to stay first, so that those in a row can.
+        All are initially assumed to stay, so that adjacent ones can.
         """
         pending = list(candidates)
         while pending:
@@ -158,7 +158,7 @@ class Plan:
 
 
 def _readers_decide(value: ir.Value) -> bool:
-    """Whether a value's type follows its readers: a constant's, or one that a node chooses."""
+    """Whether a value's type follows its readers: a constant, or a result whose node chooses it."""
     producer = value.producer()
     return constant_of(value) is not None or (producer is not None and chooses_type(producer))
 
@@ -267,7 +267,7 @@ def _is_idle(cast: ir.Node) -> bool:
 
 
 def _before_cast(value: ir.Value) -> ir.Value | None:
-    """Return what a Cast made a value from, if it is one to float32 and thus lost nothing."""
+    """Return the input of a Cast to float32 that computes a value, since it lost nothing."""
     cast = value.producer()
     if cast is None or not is_op(cast, "Cast") or dtype_of(value) != ir.DataType.FLOAT:
         return None
@@ -289,7 +289,7 @@ def set_output_type(node: ir.Node, dtype: ir.DataType) -> None:
         node.attributes["output_dtype"] = ir.AttrInt64("output_dtype", dtype.value)
 
 
-# Before opset 7 ops broadcast, and types are written, in another way.
+# Before opset 7, ops broadcast differently, and types are written in another form.
 _OLDEST_OPSET = 7
 # Conv and pooling accept bfloat16 from opset 22 on; engines don't support much newer opsets.
 _NEWEST_OPSET = 22

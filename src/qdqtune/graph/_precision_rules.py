@@ -1,10 +1,10 @@
-"""What may change its float type, and which nodes stay float32 in half precision.
+"""Which inputs and outputs may change their float type, and which nodes stay float32.
 
 An op's schema declares a type variable for each of its inputs and outputs and the types that it may
 take, separately for each opset: Conv takes bfloat16 from opset 22 on, Resize takes any image but
-only float32 scales, Range takes no half precision at all. None of that is listed here. Listed is
-only what schemas can't express: which ops accept any type, which choose the type of their output,
-and which inputs are better left alone.
+only float32 scales, Range takes no half precision at all. None of that is listed here. This module
+lists only what schemas can't express: which ops accept any type, which choose the type of their
+output, and which inputs are better left alone.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ _TYPE_ATTRIBUTE = {
 # Without the attribute their output has the type of their input.
 _LIKE_OPS = ("EyeLike", "RandomNormalLike", "RandomUniformLike")
 
-# The region of interest may be of half precision where the scales beside it may not; and
-# `stash_type` decides what LayerNormalization's statistics are.
+# The region of interest may have half precision where the scales beside it may not; and
+# `stash_type` determines the type of LayerNormalization's statistics.
 _FIXED_INPUTS = {"Resize": (1,)}
 _FIXED_OUTPUTS = {"LayerNormalization": (1, 2)}
 
@@ -248,7 +248,7 @@ def is_masking(node: ir.Node, numbers: Magnitudes) -> bool:
 
 
 def needs_digits(node: ir.Node, position: int, numbers: Magnitudes) -> bool:
-    """Whether losing the digits of a small constant matters: not if it is added to more."""
+    """Whether losing the digits of a small constant matters; not if larger numbers are added."""
     if is_op(node, *WEIGHTED_OPS):
         return position < 2
     if is_op(node, "Mul", "Div"):
@@ -314,7 +314,7 @@ class Keeper:
         return ((node, why) for node in self._nodes if (why := self._why_unfit(node)))
 
     def _why_unfit(self, node: ir.Node) -> str:
-        """Return why a node can't change, or was asked to stay; empty if neither."""
+        """Return why a node can't change, or was requested to stay; empty if neither."""
         values = [value for value in node.inputs if value is not None]
         values += [value for value in node.outputs if value.uses() or value.is_graph_output()]
         if has_body(node):
@@ -335,7 +335,7 @@ class Keeper:
         return ""
 
     def _scales(self) -> Named:
-        """Q/DQ whose scale would not survive."""
+        """Yield Q/DQ whose scale would not survive."""
         target = self.change.target
         for node in self._nodes:
             if not is_op(node, QUANTIZE, DEQUANTIZE):
@@ -393,7 +393,7 @@ class Keeper:
                             yield follower, f"a constant too small for {name}"
 
     def _integer_sums(self) -> Named:
-        """Integer products and the rescaling behind them: sums far beyond float16's range."""
+        """Yield integer products and the rescaling after them: sums far beyond float16's range."""
         reason = "rescales a sum of integers"
         for node in self._nodes:
             source = node.inputs[0].producer() if node.inputs and node.inputs[0] else None
@@ -406,7 +406,7 @@ class Keeper:
                             yield other, reason
 
     def _exact_numbers(self) -> Named:
-        """Float arithmetic on integers and constants whose result must be exact."""
+        """Yield float arithmetic on integers and constants whose result must be exact."""
         static = self._static_values()
         pending: list[ir.Value] = []
         for node in self._nodes:

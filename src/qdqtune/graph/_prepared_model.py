@@ -113,7 +113,7 @@ class PreparedModel:
         if Path(name).name != name or "\\" in name:
             raise ValueError(f"{name!r} is not a plain file name")
         path = self.store.folder / f"{name}.onnx"
-        with replacing(path, durable=False) as file:  # it can be written again if it is lost
+        with replacing(path, durable=False) as file:  # it can be written again if lost
             file.write(variant)
         return path
 

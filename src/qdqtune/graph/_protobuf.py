@@ -20,7 +20,7 @@ _TENSOR_FIELDS = [
     onnx.TensorProto.DESCRIPTOR.fields_by_name[name]
     for name in ("name", "doc_string", "external_data", "metadata_props")
 ]
-# Fields whose texts are no names.
+# Fields whose texts are not names.
 _LONG_TEXTS = ("doc_string", "value")
 
 
@@ -104,7 +104,7 @@ def _wire_types(field: FieldDescriptor) -> tuple[int, ...]:
 
 
 def _fields(content: memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """Yield number, wire type, start and end of each field; the last may end behind the content.
+    """Yield number, wire type, start and end of each field; the last may extend beyond the content.
 
     Raises:
         IndexError: If the content ends inside a number.
@@ -154,7 +154,7 @@ def stored_size(tensor: onnx.TensorProto) -> int:
     """Return the number of bytes that a tensor's type and shape need; not for strings.
 
     Raises:
-        ValueError: If there is no such type.
+        ValueError: If the type does not exist.
         TypeError: If the size of the type is not known.
     """
     bits: int = math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth
@@ -167,8 +167,8 @@ class Contents:
 
     Attributes:
         tensors: Every tensor: initializers, attributes, and the parts of sparse ones.
-        in_attributes: Those of them that are attributes of nodes.
-        has_sparse: Whether some of them are parts of sparse ones.
+        in_attributes: Those that are attributes of nodes.
+        has_sparse: Whether some are parts of sparse ones.
         has_references: Whether attributes outside of functions refer to a function's.
         is_text: Whether all names and strings are valid UTF-8; others are parsed as bytes.
         longest_name: Length of the longest name of anything.

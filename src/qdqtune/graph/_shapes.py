@@ -1,6 +1,6 @@
 """Shapes and element types of intermediate tensors, by ONNX's shape inference without weights.
 
-Changing the batch size of a model that was exported with a fixed one.
+Also changes the batch size of a model that was exported with a fixed one.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _learn(value: ir.Value, found: ir.Value) -> None:
     if found.shape is not None and found.shape != value.shape:
         value.shape = found.shape
     if found.type is not None and value.type is None:
-        value.type = found.type  # not always a tensor's: a dtype alone would make it one
+        value.type = found.type  # not always a tensor type: a dtype alone would make it one
     elif found.dtype is not None and found.dtype != value.dtype:
         value.dtype = found.dtype
 
@@ -340,8 +340,8 @@ def propagate_batch(model: ir.Model, change: BatchChange) -> tuple[str, ...]:
     for node, value in own.items():
         node.replace_input_with(1, value)
     with types_restored(variables(model.graphs())):
-        # They may form a chain, so proving them one by one would take an inference for each. All
-        # get the new batch at once, and those that turn out not to have it are reverted.
+        # They may form a chain, so proving them one by one would take one inference each. All get
+        # the new batch at once, and those that turn out not to have it are reverted.
         batched = set(targets)
         put(batched, _MARKER_BATCH)
         while wrong := {node for node in batched if not _reads_batch(node)}:

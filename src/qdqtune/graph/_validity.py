@@ -1,6 +1,6 @@
 """Model validation: by ONNX's own checker and shape inference, in a forked copy of the process.
 
-Before that, checks for cases that native code crashes on, reports poorly or does not check.
+First, this module checks for cases that native code crashes on, reports poorly or does not check.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def call_guarded(action: Callable[[], bytes], room_bytes: int = _ROOM_BYTES) -> 
 
     Args:
         action: The function; it must not need other threads.
-        room_bytes: The memory that it may take beyond this process's, within the limit of both.
+        room_bytes: The memory that it may take in addition to this process's, within the common
+            limit.
 
     Returns:
         Its return value; None if it raised, crashed, took too much memory or did not finish in
@@ -382,7 +383,7 @@ def _check_inputs(proto: onnx.ModelProto, file: Path) -> None:
 
 
 def _fault(tensor: onnx.TensorProto) -> str:
-    """Why a tensor's values can't be read; empty if they can."""
+    """Return why a tensor's values can't be read; empty if they can."""
     try:
         dtype = ir.DataType(tensor.data_type)
     except ValueError:

@@ -64,7 +64,7 @@ def bytes_of(tensor: ir.TensorProtocol) -> Iterator[bytes]:
     """Yield a tensor's bytes as files store them; one from a file is never all in memory."""
     if isinstance(tensor, ir.ExternalTensor):
         yield from FileTensor.of(tensor).chunks()
-    elif tensor.dtype.bitwidth < 8:  # several to a byte
+    elif tensor.dtype.bitwidth < 8:  # several elements per byte
         yield tensor.tobytes()
     else:
         for chunk in chunks_of(tensor):  # a transposed view takes minutes unless it is copied
@@ -91,7 +91,7 @@ def slabs(values: npt.NDArray[Any]) -> Iterator[tuple[slice, ...]]:
 class WeightStore:
     """Appends tensors to a file and returns references to them.
 
-    Tensors of an earlier run are reused: an index next to the file tells where to look, and the
+    Tensors of an earlier run are reused: an index next to the file says where to look, and the
     bytes there are compared before they are trusted. Existing bytes never change, so that models
     written by that run stay valid.
 
@@ -203,7 +203,7 @@ class WeightStore:
         return found
 
     def _is_there(self, tensor: ir.TensorProtocol, offset: int) -> bool:
-        """Whether the file holds exactly this tensor at an offset."""
+        """Whether the file contains exactly this tensor at an offset."""
         with open_plain(self._file) as file:
             file.seek(offset)
             return all(file.read(len(chunk)) == chunk for chunk in bytes_of(tensor))
@@ -262,7 +262,7 @@ def constant_of(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 
 def value_behind(value: ir.Value | None, *through: str) -> ir.Value | None:
-    """Return the value before some of these ops in a row; None if it is left out."""
+    """Return the value before a chain of these ops; None if it is left out."""
     for _ in range(_MOST_IN_A_ROW):
         producer = value.producer() if value is not None else None
         if producer is None or not is_op(producer, *through):
@@ -272,12 +272,12 @@ def value_behind(value: ir.Value | None, *through: str) -> ir.Value | None:
 
 
 def constant_behind(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """Return the constant behind Reshapes and Casts that exporters apply to constants."""
+    """Return the constant behind the Reshapes and Casts that exporters apply to constants."""
     return constant_of(value_behind(value, *_TRANSPARENT))
 
 
 def unread_weights(graph: ir.Graph) -> list[ir.Value]:
-    """Return weights that no node reads, also in bodies, and that are no inputs or outputs."""
+    """Return weights that no node or body reads, and that are neither inputs nor outputs."""
     return [
         value
         for value in graph.initializers.values()

@@ -226,7 +226,8 @@ def _dynamic_op(product: ir.Node) -> DynamicOp | None:
     encoding = _weight_encoding(stored, factor, input_at(product, 3))
     if encoding is None or scaled.graph is not product.graph:
         return None
-    nodes, last = (quantizer, product, cast, scales, scaled), scaled
+    nodes: tuple[ir.Node, ...] = (quantizer, product, cast, scales, scaled)
+    last = scaled
     marked = _only_reader(scaled.outputs[0], "Add")
     bias = None
     if marked is not None and (marked.doc_string or "").startswith(_GEMM):
@@ -251,7 +252,7 @@ def _dynamic_op(product: ir.Node) -> DynamicOp | None:
 
 def _only_reader(value: ir.Value, op_type: str) -> ir.Node | None:
     """The one node that reads a value, if it is of this type."""
-    users = value.uses()
+    users = tuple(value.uses())
     if len(users) != 1 or value.is_graph_output():
         return None
     user, _ = users[0]
@@ -269,12 +270,11 @@ def _weight_encoding(
     sizes = {1, columns}
     if factor.size not in sizes or (point is not None and point.size not in (1, factor.size)):
         return None
+    shape = () if factor.size == 1 else (factor.size,)
     points = None
     if point is not None:
-        points = np.broadcast_to(point.numpy().reshape(-1), (factor.size,))
-    scales = factor.numpy().reshape(-1)
-    if factor.size == 1:
-        scales, points = scales.reshape(()), None if points is None else points.reshape(())
+        points = np.broadcast_to(point.numpy().reshape(-1), (factor.size,)).reshape(shape)
+    scales = factor.numpy().reshape(shape)
     return ReadEncoding(stored.dtype, scales, points, max(0, len(stored.shape) - 1))
 
 

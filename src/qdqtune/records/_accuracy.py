@@ -1,7 +1,4 @@
-"""Accuracy limits, errors of tensors.
-
-The record of a quantized model's error against its float model.
-"""
+"""Accuracy limits, errors of tensors, and a quantized model's error against its float model."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ def is_near_limit(sqnr_db: float | None, min_sqnr_db: float | None) -> bool:
 
 
 def allowed_sqnr_db(min_sqnr_db: float, float_sqnr_db: float | None) -> float:
-    """The SQNR limit against float32, for an engine that computes the float model in another type.
+    """Return the SQNR limit against float32, if an engine computes float models in another type.
 
     The noise of the engine's own float type is not caused by quantization, so it is allowed on top
     of the requested limit, but at most as much noise again (3 dB): the result must stay near the
@@ -189,7 +186,7 @@ class LayerError(Record):
 
 @dataclass(frozen=True, repr=False)
 class ErrorReport(Result):
-    """How far a quantized model is from its float model.
+    """The errors of a quantized model against its float model.
 
     Attributes:
         float_model: The float model, as the user named it.
@@ -223,7 +220,7 @@ class ErrorReport(Result):
 
     @property
     def warning(self) -> str:
-        """Says that nothing is known about real data, if there was none."""
+        """The warning that real data was not used; empty if it was."""
         return RANDOM_WARNING if self.source is CalibrationSource.RANDOM else ""
 
     @property

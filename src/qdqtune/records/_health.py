@@ -64,7 +64,7 @@ class EngineHealth:
 
 @dataclass(frozen=True)
 class BrokenPlugin:
-    """What another package announces by an entry point, but can't be used.
+    """An entry point of another package that can't be used.
 
     Attributes:
         name: Its name.
@@ -82,8 +82,8 @@ class Gpu:
     """A GPU that answers.
 
     Attributes:
-        name: What its maker calls it.
-        compute_capability: Such as ``9.0``.
+        name: The manufacturer's name for it.
+        compute_capability: Its compute capability, such as ``9.0``.
     """
 
     name: str
@@ -140,8 +140,8 @@ class Plugins(Generic[_T]):
     """The plugins of one group.
 
     Attributes:
-        entries: Those that can be used, by name.
-        broken: Those that can't.
+        entries: The usable ones, by name.
+        broken: The others.
     """
 
     entries: Mapping[str, _T]

@@ -110,7 +110,7 @@ def request_of(asked: ShapesOrRequest | None, argument: str = "inputs") -> Input
             f"{argument} is {asked!r:.80}, which can't be read as shapes.",
             'It must be a dict of shapes, such as {"image": (1, 3, 224, 224)}, or an InputRequest.',
         )
-    return InputRequest(cast(Mapping[str, tuple[int | None, ...]], asked))  # made tuples there
+    return InputRequest(cast(Mapping[str, tuple[int | None, ...]], asked))  # it makes tuples
 
 
 def _checked_shapes(shapes: object) -> dict[str, tuple[int | None, ...]]:

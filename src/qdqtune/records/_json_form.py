@@ -1,4 +1,4 @@
-"""Records as JSON: one way to write them, and one to read them without trusting any field."""
+"""Records as JSON: one way to write them, and one way to read them without trusting any field."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Record:
     """Base class of dataclasses that have a JSON form.
 
     Attributes:
-        KIND: Says what a JSON object is; empty for a part of another record.
+        KIND: The kind of JSON object; empty for a part of another record.
         SCHEMA: Its version.
-        JSON: What the JSON form holds: names of attributes, or ``name=attribute`` where they
+        JSON: The contents of the JSON form: names of attributes, or ``name=attribute`` where they
             differ; empty for the fields.
     """
 
@@ -65,8 +65,8 @@ class Record:
 
         Raises:
             KeyError: If a field is missing.
-            TypeError: If there is an unknown one.
-            ValueError: If one has another type, or is not a number that can be computed with.
+            TypeError: If there is an unknown field.
+            ValueError: If a field has the wrong type, or is not a usable number.
         """
         body = object_in(value, name or "it")
         hints, known = _hints(cls), fields(cls)  # type: ignore[arg-type]
@@ -89,10 +89,10 @@ class Record:
         return record
 
     def check(self) -> None:
-        """Check what was read beyond the types of its fields.
+        """Check the values that were read, beyond their types.
 
         Raises:
-            ValueError: If it can't be.
+            ValueError: If a value is impossible.
         """
 
     @classmethod
@@ -104,7 +104,7 @@ class Record:
 
 
 def json_form(value: Any) -> Any:
-    """Return a value as JSON has it: enums by value, paths as text, sets sorted, infinity None."""
+    """Return a value as JSON: enums by value, paths as text, sets sorted, infinity as None."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, float):

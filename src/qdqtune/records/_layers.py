@@ -13,7 +13,7 @@ from qdqtune.records._results import Result
 NAMED = "named"
 """The engine's names say which nodes the layer executes, or some of them."""
 CLOSED = "closed"
-"""No name does; the nodes follow from the tensors that the layer reads and writes."""
+"""No name says so; the nodes follow from the tensors that the layer reads and writes."""
 BETWEEN = "between"
 """It converts type or layout for another layer, and executes no node itself."""
 PART = "part"

@@ -112,7 +112,7 @@ class Comparison(Record):
 
     @property
     def verdict(self) -> Verdict:
-        """FASTER or SLOWER when the whole interval and more than the margin say so."""
+        """FASTER or SLOWER if the whole interval and more than the margin support it."""
         if self.low > 1.0 and self.ratio > 1.0 + self.margin:
             return Verdict.FASTER
         if self.high < 1.0 and self.ratio < 1.0 / (1.0 + self.margin):
@@ -122,7 +122,7 @@ class Comparison(Record):
 
 @dataclass(frozen=True)
 class LayerTime(Record):
-    """Typical time of one node of the graph the engine really runs (after its own fusions).
+    """Typical time of one node of the graph that the engine actually runs, after its own fusions.
 
     Attributes:
         name: Name of the node in the engine's graph.

@@ -35,14 +35,19 @@ class Edge(NamedTuple):
 class Placement:
     """What is quantized in one model, by its names: positions of Q/DQ pairs, and dynamic ops.
 
-    An edge lets that one reader see the quantized value. An output lets every reader of the tensor
-    see it. The effective placement is the union of both. A dynamic op multiplies integers without
-    any pair: its weight is stored quantized, and the scale of its input is computed at run time.
+    <<<<<<< HEAD
+        An edge lets that one reader see the quantized value. An output lets every reader of the tensor
+        see it. The effective placement is the union of both. A dynamic op multiplies integers without
+        any pair: its weight is stored quantized, and the scale of its input is computed at run time.
+    =======
+        With an edge, only that reader sees the quantized value. With an output, every reader of the
+        tensor does. The effective placement is the union of both.
+    >>>>>>> f95e2bbf1d39ce596dffddca6e96559183ee3477
 
-    Attributes:
-        edges: Readers that see a quantized value.
-        outputs: Tensors that are quantized right after their producer.
-        dynamic: Names of the dynamic ops.
+        Attributes:
+            edges: Readers that see a quantized value.
+            outputs: Tensors that are quantized right after their producer.
+            dynamic: Names of the dynamic ops.
     """
 
     edges: frozenset[Edge] = frozenset()
@@ -100,7 +105,7 @@ class Placement:
 
         Args:
             text: The file's content.
-            source: What to call the file in an error message.
+            source: The file's name in an error message.
 
         Raises:
             UsageError: If the text is not a placement of a schema that this version knows.

@@ -1,4 +1,4 @@
-"""Text that is safe to print: names in a model are chosen by whoever wrote it."""
+"""Text that is safe to print: names in a model come from an untrusted author."""
 
 from __future__ import annotations
 

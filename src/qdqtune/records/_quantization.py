@@ -1,7 +1,4 @@
-"""Decisions and results of one-shot quantization.
-
-The reports of inserting and removing Q/DQ.
-"""
+"""Decisions and results of one-shot quantization, and reports of inserting and removing Q/DQ."""
 
 from __future__ import annotations
 
@@ -77,7 +74,7 @@ class InsertReport(Result):
 
     @property
     def warning(self) -> str:
-        """Says that the scales can't be trusted, if they can't."""
+        """The warning that the scales can't be trusted; empty if they can."""
         return RANDOM_WARNING if self.calibration is CalibrationSource.RANDOM else ""
 
 
@@ -87,7 +84,7 @@ class StripReport(Result):
 
     Attributes:
         output: The file written; None if there is none.
-        placement: What was quantized.
+        placement: The placement that was removed.
         pairs: Number of DequantizeLinear nodes removed.
         left: Number of Q and DQ nodes that stayed because they are not part of a pair.
         rounded: Number of weights with rounded values, because the file held no others.
@@ -148,7 +145,7 @@ class QuantizeReport(Result):
         dialect: The dialect of the Q/DQ nodes.
         quant_type: The quantized type.
         decisions: One per op, in graph order; those of the attempt, if the model stays float.
-        placement: What is quantized; empty if the model stays float.
+        placement: The inserted placement; empty if the model stays float.
         added: Pairs that no kernel requires: tensor to rule.
         calibration: ``data``, ``random`` or ``given``.
         calibrated_on: Description of the samples.
@@ -260,7 +257,7 @@ class QuantizeReport(Result):
 
     @property
     def warning(self) -> str:
-        """Says that the scales can't be trusted, if there are any and they can't."""
+        """The warning that the scales can't be trusted; empty if they can, or if there are none."""
         is_random = self.calibration == CalibrationSource.RANDOM.value
         return RANDOM_WARNING if is_random and not self.kept_float else ""
 
@@ -281,7 +278,7 @@ class QuantizeResult(Result):
 
     @property
     def placement(self) -> Placement:
-        """What is quantized."""
+        """The inserted placement."""
         return self.report.placement
 
     @property

@@ -39,7 +39,7 @@ RANDOM_WARNING = (
     "Calibrated on random inputs: good for timing, not for deployment; "
     "accuracy on real data is unknown."
 )
-"""Said of every model whose scales come from random inputs."""
+"""The warning about every model whose scales come from random inputs."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Ranges(Record):
 
         Args:
             text: The file's content.
-            name: What to call the file in an error message.
+            name: The file's name in an error message.
 
         Raises:
             UsageError: If the text is not a ranges file.

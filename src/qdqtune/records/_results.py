@@ -33,7 +33,7 @@ class Result(Record, ABC):
 
     @property
     def warning(self) -> str:
-        """What must not be overlooked in it; empty if there is nothing."""
+        """A warning that must not be overlooked; empty if there is none."""
         return ""
 
     def __repr__(self) -> str:

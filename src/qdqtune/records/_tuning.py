@@ -343,7 +343,7 @@ class TuneResult(Result):
     Attributes:
         model: The model to use: the fastest accurate one that was found, or the original.
         output_dir: The run's folder.
-        placement: What is quantized in it.
+        placement: Its placement.
         summary: The figures of the run.
     """
 
@@ -371,7 +371,7 @@ class TuneResult(Result):
 
     @property
     def warning(self) -> str:
-        """Says that the scales can't be trusted, if there are any and they can't."""
+        """The warning that the scales can't be trusted; empty if they can, or if there are none."""
         is_random = self.summary.calibration == CalibrationSource.RANDOM.value
         return RANDOM_WARNING if is_random and not self.summary.kept_float else ""
 
@@ -430,7 +430,7 @@ class TunePlan(Result):
 BY_LAYERS = "layers"
 """The engine reported where the time of the subgraph goes."""
 BY_TOTAL = "total"
-"""It didn't: conversion costs were measured separately and subtracted."""
+"""It did not, so conversion costs were measured separately and subtracted."""
 
 
 @dataclass(frozen=True)
@@ -478,7 +478,7 @@ class SubgraphTimes(Record):
     file: str = ""
 
     def form(self, scheme: str) -> SchemeTimes | None:
-        """One of the forms, if it could be timed."""
+        """Return one of the forms, if it could be timed."""
         return next((f for f in self.forms if f.scheme == scheme and f.error is None), None)
 
     def check(self) -> None:
@@ -520,6 +520,6 @@ def checked_ms(value: object) -> float:
     """Return a time of a subgraph in milliseconds.
 
     Raises:
-        ValueError: If it is not a plausible one.
+        ValueError: If it is not a plausible time.
     """
     return number_in(value, "a time", 0.0, MOST_MS)

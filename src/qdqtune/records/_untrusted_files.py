@@ -1,4 +1,4 @@
-"""Reading of untrusted files within limits: sizes, schema versions, JSON fields and their types."""
+"""Reading untrusted files within limits: sizes, schema versions, JSON fields and their types."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCHEMAS: Mapping[str, int] = MappingProxyType(
         "summary": 1,
     }
 )
-"""By kind. Files that are only written, such as reports, are not listed."""
+"""The newest known schema of each kind of file that is read; reports are only written."""
 
 
 def check_schema(kind: str, schema: object, source: str) -> None:
@@ -186,7 +186,8 @@ LARGEST = 1e300
 TEXT_BYTES = 128 << 20
 """The largest file that is read and parsed as a whole."""
 
-# An object or a list takes about 100 bytes on average at worst, so these take less than 1 GB.
+# An object or a list takes about 100 bytes on average at worst, so these limits mean less than 1
+# GB.
 _MOST_PARTS = 8_000_000
 _CHECK = "Check that it is the file you mean."
 _PART_STARTS = ("{", "[", ",")

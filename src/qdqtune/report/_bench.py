@@ -111,7 +111,7 @@ _DOUBTS = {Outcome.UNVERIFIED: "can't be verified: ", Outcome.DIFFERS: "DIFFERS:
 
 
 def verify_text(report: VerifyReport) -> str:
-    """The comparison, then each part of the claim; the last line is the verdict."""
+    """Format the comparison, then each part of the claim; the last line is the verdict."""
     table = [bench_text(report.bench), ""] if report.bench is not None else []
     lines = [
         f"{check.name.capitalize()}: {_DOUBTS.get(check.outcome, '')}{check.text}."

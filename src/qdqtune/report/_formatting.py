@@ -37,7 +37,7 @@ def page(lines: Iterable[Line], warning: str = "") -> str:
     """Join lines and tables; control characters are replaced, so that no name can add a line.
 
     Args:
-        lines: The lines; each is one line, whatever is in it.
+        lines: The lines; each stays one line, whatever it contains.
         warning: The last line; empty for none.
     """
     shown = [*lines, warning] if warning else lines
@@ -81,7 +81,7 @@ def shortened(name: str, longest: int) -> str:
 
 
 def some(names: Sequence[str], most: int, longest: int = 1 << 30) -> str:
-    """List the first names, and say how many more there are."""
+    """List the first names, and the number of the others."""
     shown = ", ".join(shortened(name, longest) for name in names[:most])
     more = len(names) - most
     return f"{shown} and {more} more" if more > 0 else shown

@@ -153,7 +153,7 @@ def _patterns(record: Inspection, max_items: int) -> list[Line]:
 def _tree(record: Inspection, all_regions: bool, max_items: int) -> list[str]:
     kept = [region for region in record.regions if all_regions or region.quantizable]
     shown = kept[: max_items or None]
-    last = set({region.parent: region.id for region in shown}.values())  # below each parent
+    last = set({region.parent: region.id for region in shown}.values())  # of each parent
     lines = ["regions"]
     open_levels: dict[int, bool] = {}
     for region in shown:

@@ -128,7 +128,7 @@ def _verdict(summary: Summary) -> list[str]:
 
 
 def _scale(summary: Summary) -> list[str]:
-    """Say what speedups are relative to, and what to know about the blanket placement."""
+    """Explain what speedups are relative to, and add remarks on the blanket placement."""
     blanket = summary.blanket
     if summary.kept_float and blanket is None:
         return []
@@ -207,7 +207,7 @@ def _effort(summary: Summary) -> list[str]:
         f"building {duration(seconds.building)}, timing {duration(seconds.timing)}, "
         f"own {duration(seconds.own)}."
     )
-    # Otherwise there was time for no more than the float model.
+    # Otherwise there was only time for the float model.
     is_begun = summary.stopped != "budget" or summary.total_benchmarks + summary.memo_hits > 0
     if is_begun:
         lines.append(

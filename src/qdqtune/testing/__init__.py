@@ -1,6 +1,6 @@
-"""The kit that proves an engine or a dialect: a test class to inherit, a fixture to fill in.
+"""Conformance kits for engines and dialects: a test class to inherit, a fixture to override.
 
-It stands beside the layers, like the zoo: nothing of qdqtune imports it. See docs/engines.md.
+Outside the layers, like the zoo: nothing in qdqtune imports it. See docs/engines.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engine under test, its worker, and the models that it is tried on."""
+"""The engine under test, its worker, and the test models."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ SMALL: dict[str, dict[str, Any]] = {
     "yolo": {"width": 4, "image": 64},
     "chain": {"nodes": 50},
 }
-"""A size of each zoo architecture that even a slow engine runs at once."""
+"""A size of each zoo architecture that even a slow engine runs quickly."""
 
 TOWER_LAYERS = 4
-"""Of the usual tower: a run of it takes far longer than the call that starts it."""
-# With the first opset of which ONNX's reference has Q and DQ.
+"""Size of the default tower: a run takes far longer than the call that starts it."""
+# The first opset in which ONNX's reference implements Q and DQ.
 _HEADER = '<ir_version: 9, opset_import: ["": 19]>'
 
 _ONE_THREAD = SessionOptions(threads=1)
@@ -59,7 +59,7 @@ _TIMEOUT_S = 120.0
 
 
 def model_of(text: str, **constants: Array) -> onnx.ModelProto:
-    """A model from ONNX text, which may lack a header; its nodes are called n0, n1, and so on."""
+    """Parse a model from ONNX text, with or without header, and name its nodes n0, n1 and so on."""
     model = parser.parse_model(text if text.startswith("<") else f"{_HEADER}\n{text}")
     for position, node in enumerate(model.graph.node):
         node.name = f"n{position}"
@@ -70,19 +70,19 @@ def model_of(text: str, **constants: Array) -> onnx.ModelProto:
 
 
 def feeds_of(model: onnx.ModelProto) -> Arrays:
-    """Seeded inputs that are legal for a model."""
+    """Return seeded inputs that are valid for a model."""
     return next(random_inputs(GraphIndex(ir.from_proto(model)), 1))
 
 
 def reference(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Arrays:
-    """What a model computes, op by op as it is written."""
+    """Return a model's outputs, computed op by op as written."""
     results = ReferenceEvaluator(model).run(None, dict(feeds))
     names = (value.name for value in model.graph.output)
     return dict(zip(names, map(np.asarray, results), strict=True))
 
 
 def nearness_db(expected: Array, actual: Array) -> float:
-    """Signal-to-noise ratio of an output: infinite if equal, minus infinite if not a number."""
+    """Return the signal-to-noise ratio of an output: infinite if equal, minus infinite for NaN."""
     wanted, got = expected.astype(np.float64), actual.astype(np.float64)
     signal, noise = (float(np.square(each).sum()) for each in (wanted, got - wanted))
     return TensorError(signal=signal, noise=noise).sqnr_db
@@ -90,7 +90,7 @@ def nearness_db(expected: Array, actual: Array) -> float:
 
 @functools.cache
 def tower(layers: int, width: int = 256, rows: int | str = 64) -> onnx.ModelProto:
-    """So many products of a matrix, one after the other, with nothing that could be left out."""
+    """Build a model of consecutive matrix products, none of which can be optimized away."""
     rng = np.random.default_rng(layers)
     values = rng.standard_normal((layers, width, width), np.float32) / np.float32(width**0.5)
     names = ["x", *(f"h{layer}" for layer in range(1, layers)), "y"]
@@ -103,18 +103,18 @@ def tower(layers: int, width: int = 256, rows: int | str = 64) -> onnx.ModelProt
 
 
 def tower_feeds(rows: int = 64) -> Arrays:
-    """Inputs of a tower."""
+    """Return the inputs of a tower."""
     return {"x": np.random.default_rng(rows).standard_normal((rows, 256), np.float32)}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model and what it computes.
+    """A model and its expected outputs.
 
     Attributes:
-        model: The model; not to be changed.
-        feeds: Its inputs; several where the shapes differ from run to run.
-        expected: Its outputs on each of them, by ONNX's reference.
+        model: The model, which must not be changed.
+        feeds: Its inputs; several if shapes differ from run to run.
+        expected: Its outputs for each of them, by ONNX's reference.
     """
 
     model: onnx.ModelProto
@@ -123,13 +123,13 @@ class Case:
 
     @classmethod
     def of(cls, model: onnx.ModelProto, *feeds: Arrays) -> Case:
-        """Runs the reference."""
+        """Compute the expected outputs with the reference."""
         return cls(model, feeds, tuple(reference(model, each) for each in feeds))
 
 
 @functools.cache
 def zoo_case(name: str) -> Case:
-    """A small model of the zoo."""
+    """Return the case of a small zoo model."""
     model = zoo.build(name, **SMALL[name])
     return Case.of(model, feeds_of(model))
 
@@ -171,17 +171,17 @@ ODDITIES: dict[str, Callable[[], Case]] = {
         _X,
     ),
 }
-"""Models with something that is easily got wrong, by what that is."""
+"""Models with a feature that is easy to get wrong, by that feature."""
 
 
 @dataclass(frozen=True)
 class FloatPromise:
-    """What a float type allows to promise, as signal-to-noise ratios.
+    """The accuracy that a float type allows, as signal-to-noise ratios.
 
     Attributes:
-        models_db: How near the outputs of whole models come to ONNX's reference.
-        op_db: How near those of single ops do.
-        epsilon: The largest relative error of rounding to it.
+        models_db: Ratio for the outputs of whole models against ONNX's reference.
+        op_db: Ratio for those of single ops.
+        epsilon: The largest relative rounding error.
     """
 
     models_db: float
@@ -195,32 +195,33 @@ FLOAT_PROMISES = {
     "float16": FloatPromise(25.0, 50.0, 2.0**-11),
     "bfloat16": FloatPromise(15.0, 45.0, 2.0**-9),
 }
-"""By `EngineInfo.float_type`. Seen: zoo models 100 dB and more in float32, 18 and more in bfloat16;
-single ops 130 and 52."""
+"""By `EngineInfo.float_type`.
+
+Measured: zoo models 100 dB and more in float32, 18 and more in bfloat16; single ops 130 and 52.
+"""
 
 
 @dataclass(frozen=True)
 class EngineUnderTest:
-    """An engine, and what it promises beyond that which every engine does.
+    """An engine, and what it promises beyond what every engine must.
 
     Attributes:
         name: Its name in the registry, or `module:Class`.
-        options: How its models are opened. One thread gives the steadiest times; an engine that
-            takes no number of threads is tried without.
-        dialect: The dialect in which it wants Q/DQ written.
-        quant_types: Those of the dialect's quant types that it runs; none named are all.
-        runs: Whether models can be run here; False if they can only be opened, as where there is
-            no GPU. What needs runs is skipped then, after models were opened and fed.
-        program: Whether it starts a program for every request: most of the time that a request
-            takes is no run then.
-        measures: Whether its times are measured; False if it makes them up.
-        layers: Whether `layer_times` tells the layers.
-        integer_layers: Whether a quantized op shows as a layer that computes in integers.
+        options: How its models are opened. One thread gives the steadiest times; it is not passed
+            to an engine whose number of threads can't be set.
+        dialect: The Q/DQ dialect that it expects.
+        quant_types: Those of the dialect's quant types that it runs; empty for all.
+        runs: Whether models can be run here; False if they can only be opened, as without a GPU.
+            Tests that need runs are then skipped, after opening and feeding models.
+        program: Whether it starts a program for every request, which then takes most of the time.
+        measures: Whether its times are measured; False if they are simulated.
+        layers: Whether `layer_times` lists the layers.
+        integer_layers: Whether a quantized op is listed as a layer that computes in integers.
         architectures: The zoo models that it runs.
-        float_db: How near its float outputs come to ONNX's reference, as a signal-to-noise ratio;
-            None is what the type allows in which it says that it computes, see `FLOAT_PROMISES`.
-        steps: How many quantization steps a quantized result may be off.
-        other_options: Options with which it is another engine to whoever compares times: values
+        float_db: Required signal-to-noise ratio of its float outputs against ONNX's reference; None
+            for the one of the type that it reports to compute in, see `FLOAT_PROMISES`.
+        steps: Number of quantization steps by which a quantized result may be off.
+        other_options: Options that make its times incomparable with those under `options`: values
             that are neither defaults nor in `options`.
         environment: Variables for its process, such as PYTHONPATH.
     """
@@ -247,16 +248,16 @@ class EngineUnderTest:
 
 
 class Bench:
-    """An engine in a worker, and the models that it is tried on.
+    """An engine in a worker, and the test models.
 
     Args:
         engine: The engine.
-        folder: Where models are written, each once.
+        folder: The folder for models, each written once.
 
     Attributes:
         engine: The engine.
         folder: The folder.
-        worker: The worker, shared by all tests of a class; what a test opens it closes.
+        worker: The worker, shared by all tests of a class; a test closes what it opens.
     """
 
     def __init__(self, engine: EngineUnderTest, folder: Path) -> None:
@@ -268,7 +269,7 @@ class Bench:
 
     @functools.cached_property
     def promise(self) -> FloatPromise:
-        """How exact floats are, by what was said of the engine, or else by what it says itself."""
+        """The accuracy of floats: declared for the engine, or that of the type it reports."""
         told = self.worker.info().float_type or FLOAT32
         assert told in FLOAT_PROMISES, (
             f"`info().float_type` is {told!r}; it is one of {', '.join(FLOAT_PROMISES)}, or empty"
@@ -286,7 +287,7 @@ class Bench:
         self.worker.close()
 
     def write(self, name: str, model: onnx.ModelProto, **how: Any) -> Path:
-        """Writes a model unless it is there already; `how` are options of `onnx.save`."""
+        """Writes a model unless it exists; `how` are options of `onnx.save`."""
         path = self.folder / f"{name}.onnx"
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
@@ -294,7 +295,7 @@ class Bench:
         return path
 
     def tower(self, layers: int = TOWER_LAYERS) -> Path:
-        """Writes a tower of products, see `qdqtune.testing._bench.tower`."""
+        """Writes a tower of matrix products, see `qdqtune.testing._bench.tower`."""
         return self.write(f"tower of {layers}", tower(layers))
 
     @contextlib.contextmanager
@@ -304,7 +305,7 @@ class Bench:
         options: SessionOptions | None = None,
         feeds: Feeds | None = None,
     ) -> Iterator[OpenModel]:
-        """A model, open and fed for as long as the context lasts."""
+        """Opens and feeds a model inside the context."""
         with self.worker.opened(path, options) as model:
             if feeds is not None:
                 self.worker.feed(model, feeds)
@@ -315,7 +316,7 @@ class Bench:
 
         Args:
             request: The request.
-            what: What is wrong with it, for the message if nothing is refused.
+            what: Its fault, for the message if it is not refused.
         """
         self.worker.info()
         pid = self.worker.pid

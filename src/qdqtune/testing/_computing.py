@@ -1,4 +1,4 @@
-"""Promise: the engine computes what any ONNX model says, and quantized ops what Q/DQ mean."""
+"""Promise: the engine computes what an ONNX model specifies, and quantized ops follow Q/DQ."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from qdqtune.testing._bench import (
 
 _OUTPUT = "h"
 
-# Rounding of ties, and the order of float operations around an integer sum.
+# For rounding of ties, and the order of float operations around an integer sum.
 _SLACK = 0.01
 _LEAST_EQUAL = 0.9
 _HINT = (
@@ -50,7 +50,7 @@ class QuantizedOp:
     Attributes:
         inputs: Shapes and names of the model's inputs.
         result: Shape of the result.
-        body: The op; it reads them, and may read a weight `w` and a bias `b`.
+        body: The op, which reads these inputs, and may read a weight `w` and a bias `b`.
         weight: Shape of its weight; empty if it has none.
         channels: Axis of the weight's output channels.
     """
@@ -65,7 +65,7 @@ class QuantizedOp:
     def text(self) -> str:
         """A model that writes the op's result to `h`; its output `y` is -`h`.
 
-        Not by Neg: TensorRT 8.6 was seen to have no kernel for one behind an integer Conv.
+        Not by Neg: TensorRT 8.6 has no kernel for one behind an integer Conv.
         """
         body = f"h = {self.body} y = Sub(zero, h)"
         return f"g (float{self.inputs}) => (float{self.result} y) {{ {body} }}"
@@ -93,10 +93,10 @@ class QuantizedModel:
     """A Q/DQ model of one op.
 
     Attributes:
-        model: The model; not to be changed.
+        model: The model, which must not be changed.
         feeds: Its inputs.
-        expected: Its outputs by ONNX's reference, op by op: nothing is fused.
-        step: The size of one quantization step of the output; None if that is not quantized.
+        expected: Its outputs by ONNX's reference, op by op without fusion.
+        step: The size of one quantization step of the output; None if it is not quantized.
     """
 
     model: onnx.ModelProto
@@ -106,7 +106,7 @@ class QuantizedModel:
 
 
 def op_type_of(name: str) -> str:
-    """The op type of one of `OPS`."""
+    """Return the op type of one of `OPS`."""
     return name.split()[-1]
 
 
@@ -116,9 +116,9 @@ def quantized_op(name: str, dialect: str, quant_type: str, *, extreme: bool) -> 
 
     Args:
         name: One of `OPS`.
-        dialect: How to write it, by name.
-        quant_type: One of the dialect's.
-        extreme: Whether all values are the largest there are, which is when short sums overflow.
+        dialect: Name of the dialect.
+        quant_type: One of the dialect's quant types.
+        extreme: Whether to use the largest values only, which overflow short accumulators.
 
     Raises:
         ValueError: If the dialect leaves it float.
@@ -129,7 +129,7 @@ def quantized_op(name: str, dialect: str, quant_type: str, *, extreme: bool) -> 
     feeds = {value.name: _input(value, rng, extreme=extreme) for value in proto.graph.input}
     result = -reference(proto, feeds)["y"]
     ranges = {key: (float(array.min()), float(array.max())) for key, array in feeds.items()}
-    # Wider than needed, and not evenly: a result half way between two steps would be a tie.
+    # Wider than needed, and not evenly: a result halfway between two steps would be a tie.
     ranges[_OUTPUT] = (1.03 * float(result.min()), 1.1 * float(result.max()))
     quantized, step = _quantize(proto, op_type_of(name), dialect, quant_type, Ranges(ranges))
     return QuantizedModel(quantized, feeds, reference(quantized, feeds), step)
@@ -138,7 +138,7 @@ def quantized_op(name: str, dialect: str, quant_type: str, *, extreme: bool) -> 
 def _quantize(
     proto: onnx.ModelProto, op_type: str, dialect: str, quant_type: str, ranges: Ranges
 ) -> tuple[onnx.ModelProto, float | None]:
-    """The Q/DQ model, and the step of its op's result."""
+    """Return the Q/DQ model, and the step of its op's result."""
     model = ir.from_proto(proto)
     infer_shapes(model)
     dialect_choice = dialect_named(dialect)
@@ -161,7 +161,7 @@ def _constants(op: QuantizedOp, rng: np.random.Generator, *, extreme: bool) -> A
     shape = [1] * len(op.weight)
     shape[op.channels] = channels
     if extreme:
-        # Half of the channels sum up to the largest number, the others to the smallest.
+        # Half of the channels sum to the largest number, the others to the smallest.
         signs = np.where(np.arange(channels) % 2, -1.0, 1.0).reshape(shape)
         weight = np.broadcast_to(signs, op.weight)
     else:
@@ -178,7 +178,7 @@ def _input(value: onnx.ValueInfoProto, rng: np.random.Generator, *, extreme: boo
     shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
     if extreme:
         return np.ones(shape, np.float32)
-    # Not centered: zero is neither at an end nor in the middle of what it is quantized to.
+    # Not centered: zero is neither at an end nor in the middle of the quantized range.
     return rng.uniform(-0.7, 1.3, shape).astype(np.float32)
 
 
@@ -187,12 +187,12 @@ class ComputesQuantized:
 
     @pytest.mark.parametrize("op", OPS)
     def test_quantized_ops_are_exact(self, bench: Bench, op: str) -> None:
-        """Per-channel weights, biases and zero points off zero: right to one step of the result."""
+        """Per-channel weights, biases and nonzero zero points: off by at most one step."""
         _check(bench, op, extreme=False)
 
     @pytest.mark.parametrize("op", OPS)
     def test_extreme_values_do_not_overflow(self, bench: Bench, op: str) -> None:
-        """The largest inputs times the largest weights, all of one sign: sums are kept in full."""
+        """The largest inputs times the largest weights, all of one sign, don't overflow the sum."""
         bench.needs_runs()
         _check(bench, op, extreme=True)
 
@@ -248,13 +248,13 @@ class RunsModels:
 
     @pytest.mark.parametrize("oddity", ODDITIES)
     def test_odd_models_run(self, bench: Bench, oddity: str) -> None:
-        """Outputs, scalars, integers and open dims are taken as ONNX means them."""
+        """Outputs, scalars, integers and open dims follow ONNX's semantics."""
         case = ODDITIES[oddity]()
         _check_run(bench, bench.write(oddity, case.model), case)
 
     @pytest.mark.parametrize("oddity", ODDITIES)
     def test_inputs_are_told(self, bench: Bench, oddity: str) -> None:
-        """`Session.inputs` has all inputs in order, types in numpy's words, open dims left open."""
+        """`Session.inputs` has all inputs in order, with numpy's type names and open dims."""
         proto = ODDITIES[oddity]().model
         with bench.opened(bench.write(oddity, proto)) as model:
             told = model.inputs
@@ -274,20 +274,20 @@ class RunsModels:
             )
 
     def test_external_data_is_found(self, bench: Bench) -> None:
-        """Weights in a file beside the model are read: a search's candidates are such files."""
+        """Weights in a file next to the model are read, as a search's candidates have them."""
         case = _weighted()
         aside = {"save_as_external_data": True, "location": "weights", "size_threshold": 0}
         _check_run(bench, bench.write("external/model", case.model, **aside), case)
 
     def test_any_path_will_do(self, bench: Bench) -> None:
-        """Blanks and letters beyond ASCII in a path don't matter."""
+        """Spaces and non-ASCII letters in a path don't matter."""
         case = _weighted()
         path = bench.write("a folder, größer 模型/ein Modell é", case.model)
         _check_run(bench, path, case)
 
     @pytest.mark.parametrize("architecture", ["convnext", "bert"])
     def test_outputs_repeat(self, bench: Bench, architecture: str) -> None:
-        """The same inputs give the same outputs, bit by bit: run again, and opened again."""
+        """The same inputs give bit-identical outputs, in another run and after another open."""
         bench.needs_runs()
         _skip_unpromised(bench, architecture)
         case = zoo_case(architecture)
@@ -316,7 +316,7 @@ def _weighted() -> Case:
 
 
 def _check_run(bench: Bench, path: Path, case: Case) -> None:
-    """All feeds are run in one session before any result is looked at, then timed."""
+    """Run all feeds in one session before checking any result, then time it."""
     with bench.opened(path) as model:
         if not bench.engine.runs:
             for feeds in case.feeds:

@@ -13,13 +13,13 @@ from qdqtune.testing._robustness import KeepsSessionsApart, RefusesNonsense, Sur
 
 
 class HasBench:
-    """The bench that all tests of a class share; the fixture `engine` is to be filled in."""
+    """The bench that all tests of a class share; override the fixture `engine`."""
 
     _benches: ClassVar[dict[EngineUnderTest, Bench]] = {}
 
     @pytest.fixture
     def engine(self) -> EngineUnderTest:
-        """The engine; to be overridden."""
+        """The engine; must be overridden."""
         raise NotImplementedError(
             f"{type(self).__name__} has no fixture `engine`: define one that returns an "
             "EngineUnderTest"
@@ -27,11 +27,11 @@ class HasBench:
 
     @pytest.fixture
     def bench(self, engine: EngineUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
-        """The bench, made when it is first asked for."""
+        """The bench, created on first use."""
         return self.bench_of(engine, tmp_path_factory)
 
     def bench_of(self, engine: EngineUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
-        """The bench of an engine."""
+        """Create the bench of an engine."""
         if engine not in self._benches:
             self._benches[engine] = Bench(engine, tmp_path_factory.mktemp("conformance"))
         return self._benches[engine]
@@ -43,7 +43,7 @@ class HasBench:
             cls._benches.popitem()[1].close()
 
 
-# Pytest runs the tests of the last base first.
+# Pytest runs the tests of the last base class first.
 class EngineConformance(
     SurvivesFailures,
     RefusesNonsense,
@@ -55,9 +55,9 @@ class EngineConformance(
     TellsWhatItIs,
     HasBench,
 ):
-    """All that is asked of an engine.
+    """Every requirement on an engine.
 
-    Inherit it, and fill in the fixture `engine`::
+    Inherit it, and override the fixture `engine`::
 
         class TestMyEngine(EngineConformance):
             @pytest.fixture

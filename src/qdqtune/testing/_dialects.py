@@ -47,14 +47,14 @@ _MODELS = ("resnet18", "bert")
 
 @dataclass(frozen=True)
 class _Written:
-    """A model of the zoo with everything quantized that the dialect quantizes.
+    """A zoo model with everything quantized that the dialect can quantize.
 
     Attributes:
         planner: Knows the ops that can be quantized.
         inserter: Writes them.
-        placement: All of them.
+        placement: The placement of all of them.
         path: The file.
-        quant_type: What it is quantized to.
+        quant_type: The quant type.
     """
 
     planner: QuantizationPlanner
@@ -65,23 +65,23 @@ class _Written:
 
 
 class DialectConformance:
-    """All that is asked of a dialect.
+    """Every requirement on a dialect.
 
-    Inherit it, and fill in the fixture `dialect`::
+    Inherit it, and override the fixture `dialect`::
 
         class TestMyDialect(DialectConformance):
             @pytest.fixture
             def dialect(self) -> Dialect:
                 return MY_DIALECT
 
-    The promises hold for every quant type of the dialect, on models of the zoo.
+    The tests cover every quant type of the dialect, on zoo models.
     """
 
     _written: ClassVar[dict[tuple[str, str, str], list[_Written]]] = {}
 
     @pytest.fixture
     def dialect(self) -> Dialect:
-        """The dialect; to be overridden."""
+        """The dialect; must be overridden."""
         raise NotImplementedError(
             f"{type(self).__name__} has no fixture `dialect`: define one that returns a Dialect"
         )
@@ -104,7 +104,7 @@ class DialectConformance:
         return self._written[key]
 
     def test_its_formats_are_inside_their_types(self, dialect: Dialect) -> None:
-        """Values in use fit the type, real zero is one of them, and symmetric is symmetric."""
+        """The values in use fit the type and include zero; symmetric formats are symmetric."""
         assert dialect.formats, "it has no quant type"
         for quant_type, formats in dialect.formats.items():
             for each in _formats(formats):
@@ -116,13 +116,13 @@ class DialectConformance:
                     assert apart <= 1, f"{quant_type} is not symmetric: {each}"
 
     def test_its_opset_can_express_its_types(self, dialect: Dialect) -> None:
-        """`least_opset` is not below the first opset that has what is written."""
+        """`least_opset` is not below the first opset that can express what is written."""
         for quant_type, formats in dialect.formats.items():
             first = _first_opset(formats, dialect.per_channel)
             assert formats.least_opset >= first, f"{quant_type} needs opset {first}"
 
     def test_its_rules_fit_their_ops(self, dialect: Dialect) -> None:
-        """Rules are about ops that exist, and about inputs that these have."""
+        """Rules name ops that exist, and inputs that these ops have."""
         for op_type, rule in dialect.rules.items():
             assert onnx.defs.has(op_type), f"ONNX has no op {op_type}"
             if rule.inputs is None:
@@ -139,17 +139,17 @@ class DialectConformance:
             assert each.planner.compute, each.planner.left_float
 
     def test_what_is_written_is_a_model(self, written: list[_Written]) -> None:
-        """The checker takes the file; its opset is one that can express it."""
+        """The checker accepts the file, and its opset can express it."""
         for each in written:
             onnx.checker.check_model(str(each.path), full_check=True)
 
     def test_reading_gives_the_placement(self, written: list[_Written]) -> None:
-        """What was inserted is read from the file."""
+        """Reading the file gives the inserted placement."""
         for each in written:
             assert read(load_model(each.path)).placement == each.placement
 
     def test_stripping_gives_the_float_model(self, written: list[_Written]) -> None:
-        """Without its Q/DQ, the file is the model again."""
+        """Without its Q/DQ, the file is the float model again."""
         for each in written:
             candidate, original = load_model(each.path), each.inserter.index.model
             strip(candidate, weights_from=original)
@@ -169,7 +169,7 @@ class DialectConformance:
                     assert min(lows) <= values.min() <= values.max() <= max(highs), tensor
 
     def test_a_chosen_op_is_quantized_whole(self, written: list[_Written]) -> None:
-        """Each op alone is an integer kernel once it is completed, and so are all together."""
+        """Each op, quantized with what it needs, is an integer kernel; so are all together."""
         for each in written:
             planner = each.planner
             assert planner.quantized(each.placement) >= planner.compute.keys()

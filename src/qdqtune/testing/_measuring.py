@@ -1,4 +1,4 @@
-"""Promise: the engine reports all that a time depends on, times of runs, and layers that add up."""
+"""Promise: the engine reports everything a time depends on, run times, and layers that add up."""
 
 from __future__ import annotations
 
@@ -28,33 +28,34 @@ from qdqtune.testing._computing import quantized_op
 
 _TIMES_THE_WORK = 8
 _TIMED_RUNS = 20
-# Samples may leave out much: time of other processes, copies to a device. But not nearly all.
+# Samples may exclude a lot, such as time of other processes or copies to a device, but not nearly
+# all.
 _LEAST_SHARE = 0.05
 _MOST_SHARE = 1.1
 _AA_LEAST_SAME, _AA_MOST_DIFFERENT = 2, 3
 _AA_BUDGET_S = 0.4
 _RUNS = 10
 _ATTEMPTS = 3
-# A profile costs something, and leaves out what lies between the layers.
+# A profile adds overhead, and excludes the time between layers.
 _LEAST_SUM, _MOST_SUM = 0.5, 1.6
 _LEAST_MAPPED = 0.95
 _LOW_PRECISIONS = ("int8", "uint8", "int4", "uint4", "float8")
 
 
 class TellsWhatItIs:
-    """The fingerprint, and the options in it."""
+    """The engine's description, and the options in it."""
 
     @pytest.mark.parametrize("field", ["name", "version", "device", "isa"])
     def test_nothing_is_left_out(self, bench: Bench, field: str) -> None:
-        """Name, version, device and instruction set are told: a time holds for these alone."""
+        """Name, version, device and instruction set are reported, since times depend on them."""
         value = getattr(bench.worker.info(), field)
         assert isinstance(value, str), f"`info().{field}` is {value!r}, no text"
         assert value.strip(), f"`info().{field}` is empty: times of two of them would be mixed up"
 
     def test_options_are_told(self, bench: Bench) -> None:
-        """Every option that was given is in `info`, as text, with the threads.
+        """Every option that was passed is in `info` as text, and so are the threads.
 
-        Times measured with and without one that is missing would be taken for the same.
+        Otherwise times measured with and without an option would be taken for the same.
         """
         options = _with_others(bench)
         info = bench.worker.info(options)
@@ -65,7 +66,7 @@ class TellsWhatItIs:
         assert info.threads == options.threads, f"`info().threads` is {info.threads}"
 
     def test_info_repeats(self, bench: Bench) -> None:
-        """The same question has the same answer, also after models were opened."""
+        """The same query gives the same answer, even after models were opened."""
         first = bench.worker.info()
         with bench.opened(bench.tower()):
             second = bench.worker.info()
@@ -74,7 +75,7 @@ class TellsWhatItIs:
         )
 
     def test_differences_are_told(self, bench: Bench) -> None:
-        """Other threads or options make another `info`; who is tried without threads takes none."""
+        """Other threads or options change `info`; threads don't if they can't be set."""
         options = bench.engine.options
         if options.threads is not None:
             infos = [bench.worker.info(replace(options, threads=threads)) for threads in (1, 2)]
@@ -84,13 +85,13 @@ class TellsWhatItIs:
             assert infos[0] != infos[1], f"`info` does not depend on {others}"
 
     def test_info_can_be_kept_in_a_file(self, bench: Bench) -> None:
-        """Written as JSON and read again, `info` is the same."""
+        """`info` survives a round trip through JSON."""
         info = bench.worker.info()
         again = EngineInfo.from_dict(json.loads(json.dumps(info.to_dict())))
         assert again == info, f"{info} became {again} on its way through JSON"
 
     def test_an_unknown_option_is_refused(self, bench: Bench) -> None:
-        """An option that the engine doesn't have is an error that names it."""
+        """An unknown option causes an error that names it."""
         options, path = _with(bench, {"no_such_option": "1"}), bench.tower()
         failure = bench.refusal(
             lambda: bench.worker.open(path, options), "opened with the option no_such_option=1"
@@ -98,7 +99,7 @@ class TellsWhatItIs:
         assert "no_such_option" in str(failure), f"the error should name the option: {failure}"
 
     def test_other_options_work(self, bench: Bench) -> None:
-        """A model opens with the engine's other options as well."""
+        """A model also opens with the engine's other options."""
         if not bench.engine.other_options:
             pytest.skip(f"no `other_options` of {bench.engine.name} were named")
         with bench.opened(bench.tower(), _with_others(bench)) as model:
@@ -119,7 +120,7 @@ class TimesModels:
 
     @pytest.mark.parametrize("runs", [1, 7])
     def test_as_many_samples_as_asked(self, bench: Bench, runs: int) -> None:
-        """`time_runs(n)` returns n positive numbers; a clock that is too coarse shows zeros."""
+        """`time_runs(n)` returns n positive numbers; a clock that is too coarse gives zeros."""
         bench.needs_runs()
         with bench.opened(bench.tower(), feeds=tower_feeds()) as model:
             samples = bench.worker.time(model, runs)
@@ -127,9 +128,9 @@ class TimesModels:
         assert all(0 < each < math.inf for each in samples), f"they must be positive: {samples}"
 
     def test_a_measurement_is_complete(self, bench: Bench) -> None:
-        """A measured model has samples, and the seconds that building and timing took.
+        """A measurement has samples, and the seconds that building and timing took.
 
-        An engine that makes times up must let its `clock_s` go on while it builds.
+        The `clock_s` of an engine with simulated times must advance while it builds.
         """
         bench.needs_runs()
         measured = bench.worker.measure(bench.tower(), tower_feeds(), blocks=2, runs=5, drop=1)
@@ -139,9 +140,9 @@ class TimesModels:
         assert measured.timing_s > 0, "timed runs took no time on the engine's clock"
 
     def test_samples_are_milliseconds(self, bench: Bench) -> None:
-        """The samples of a request add up to about the time that the request took.
+        """The samples of a request add up to about the duration of the request.
 
-        An engine that has a `clock_s` of its own measures nothing.
+        For an engine with simulated times, that is the duration on its own `clock_s`.
         """
         bench.needs_runs()
         with bench.opened(bench.tower(), feeds=tower_feeds()) as model:
@@ -177,7 +178,7 @@ class TimesModels:
         )
 
     def test_a_model_is_as_fast_as_itself(self, bench: Bench) -> None:
-        """One file against itself is called the same; noise may say otherwise now and then."""
+        """A file compared with itself gives no difference; noise may occasionally cause one."""
         bench.needs_runs()
         path, feeds = bench.tower(), tower_feeds()
         same: list[float] = []
@@ -201,25 +202,25 @@ class TellsLayers:
     """Layers: names, times, precision, and the nodes that they come from."""
 
     def test_layers_are_told(self, bench: Bench) -> None:
-        """There are layers with a name each; asked again, they are of the same kinds."""
+        """Every layer has a name; a second query returns layers of the same types."""
         with _large(bench) as model:
             first, second = (bench.worker.layers(model, _RUNS) for _ in range(2))
         assert first, "`layer_times` returned nothing"
         twice = [name for name, n in Counter(each.name for each in first).items() if n > 1]
         assert not twice, f"several layers are called {twice[:3]}"
         assert all(layer.op_type for layer in first), "a layer has no `op_type`"
-        # Not by name: OpenVINO numbers what it has made itself, and goes on counting.
+        # Not by name: OpenVINO numbers generated layers, and continues counting.
         kinds, again = ([layer.op_type for layer in layers] for layers in (first, second))
         assert kinds == again, f"asked again, there are other layers: {again} instead of {kinds}"
 
     def test_layers_add_up(self, bench: Bench) -> None:
-        """No layer takes less than nothing, and together they take about what a run does."""
+        """No layer takes negative time, and all together take about as long as a run."""
         bench.needs_runs()
         with _large(bench) as model:
             for _ in range(_ATTEMPTS):
                 before_s = bench.worker.totals.timing_s
                 fastest_ms = min(bench.worker.time(model, _RUNS))
-                # With what other processes took meanwhile, which samples may leave out.
+                # Including time taken by other processes, which samples may exclude.
                 mean_ms = (bench.worker.totals.timing_s - before_s) * 1000.0 / _RUNS
                 layers = bench.worker.layers(model, _RUNS)
                 assert all(layer.ms >= 0 for layer in layers), "a layer takes less than 0 ms"
@@ -232,7 +233,7 @@ class TellsLayers:
         )
 
     def test_layers_need_feeds(self, bench: Bench) -> None:
-        """The layers of a model without feeds can't be timed, and that is said."""
+        """Timing the layers of a model without feeds fails with a message that says so."""
         _skip_without_layers(bench)
         with bench.opened(_large_path(bench)) as model:
             bench.refusal(
@@ -240,7 +241,7 @@ class TellsLayers:
             )
 
     def test_layers_are_found_in_the_model(self, bench: Bench) -> None:
-        """At least 95 % of the time, or of the layers, are in layers with known ONNX nodes."""
+        """At least 95 % of the time, or of the layers, is in layers with known ONNX nodes."""
         with _large(bench) as model:
             layers = bench.worker.layers(model, _RUNS)
         index = GraphIndex(ir.from_proto(_large_model()))
@@ -254,7 +255,7 @@ class TellsLayers:
         )
 
     def test_quantized_ops_compute_in_integers(self, bench: Bench) -> None:
-        """Q/DQ written in the engine's own dialect make a kernel of that type, and it is told."""
+        """Q/DQ in the engine's own dialect gives a kernel of that type, which is reported."""
         _skip_without_layers(bench)
         if not bench.engine.integer_layers:
             pytest.skip(f"{bench.engine.name} does not promise integer kernels")
@@ -284,7 +285,7 @@ def _skip_without_layers(bench: Bench) -> None:
 
 @functools.cache
 def _large_model() -> onnx.ModelProto:
-    """A model of a millisecond or more: the times of very small layers are mostly overhead."""
+    """Build a model that takes a millisecond or more: tiny layers are mostly overhead."""
     return zoo.build("resnet18", blocks=(2, 2), width=32, image=64)
 
 

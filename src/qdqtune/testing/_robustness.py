@@ -26,7 +26,7 @@ BAD_FEEDS: dict[str, Arrays] = {
     "an input of another rank": {"x": _GOOD["x"][None]},
     "an input of another size": {"x": _GOOD["x"][:, :7]},
 }
-"""By what is wrong with them."""
+"""Invalid feeds, by their fault."""
 _SOON_S = 0.1
 _NO_TIME_S = 1e-4
 _GONE_WITHIN_S = 5.0
@@ -67,7 +67,7 @@ BAD_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
     "shapes that do not fit": (_written("MatMul(x, w)", w=np.ones((5, 4), np.float32)), "MatMul"),
     "missing external data": (_missing_weights, ".gone"),
 }
-"""By what is wrong: how to write it, and what the error may name instead of the file."""
+"""By fault: how to write the model, and what the error may name instead of the file."""
 
 
 class RefusesNonsense:
@@ -75,7 +75,7 @@ class RefusesNonsense:
 
     @pytest.mark.parametrize("fault", BAD_MODELS)
     def test_bad_models_are_refused(self, bench: Bench, fault: str) -> None:
-        """A file that is no good model is an error that names the file or the op; never a crash."""
+        """An invalid model file causes an error that names the file or the op, never a crash."""
         write, op = BAD_MODELS[fault]
         path = bench.folder / f"bad {fault}.onnx"
         write(path)
@@ -87,7 +87,7 @@ class RefusesNonsense:
 
     @pytest.mark.parametrize("fault", BAD_FEEDS)
     def test_bad_feeds_are_refused_when_timing(self, bench: Bench, fault: str) -> None:
-        """Feeds that don't fit the model are an error of `set_feeds`, or of the first timed run."""
+        """Feeds that don't fit the model are an error in `set_feeds`, or in the first timed run."""
         with bench.opened(bench.tower()) as model:
 
             def request() -> None:
@@ -99,7 +99,7 @@ class RefusesNonsense:
 
     @pytest.mark.parametrize("fault", BAD_FEEDS)
     def test_bad_feeds_are_refused_when_running(self, bench: Bench, fault: str) -> None:
-        """Feeds that don't fit the model are an error of `run`."""
+        """Feeds that don't fit the model are an error in `run`."""
         bench.needs_runs()
         with bench.opened(bench.tower()) as model:
             feeds = BAD_FEEDS[fault]
@@ -107,7 +107,7 @@ class RefusesNonsense:
 
 
 def _use(bench: Bench, path: Path) -> None:
-    """Opens and, if it can, runs a model: who makes times up need not look into it before that."""
+    """Open a model and run it if possible: a simulated engine need not inspect it before that."""
     feeds: Arrays = {"x": np.zeros(4, np.float32)}
     with bench.opened(path, feeds=feeds) as model:
         if bench.engine.runs and bench.engine.measures:
@@ -120,7 +120,7 @@ class SurvivesFailures:
     """The end of the engine's process, in every way."""
 
     def test_a_hang_is_stopped(self, bench: Bench) -> None:
-        """A request past its limit is a TIMEOUT; its processes are gone; the next request works."""
+        """A request past its limit is a TIMEOUT; its processes end, and the next request works."""
         path = bench.tower(32)
         with bench.opened(bench.tower()):
             processes = _family(bench)
@@ -135,12 +135,12 @@ class SurvivesFailures:
         assert measured.ok, f"after a hang, a new process should measure: {measured.error}"
 
     def test_a_crash_is_a_failure(self, bench: Bench) -> None:
-        """When the process ends, the request fails, open models are LOST, and the next opens."""
+        """If the process ends, the request fails, open models are LOST, and the next one opens."""
         for is_under_way in (False, True):
             with bench.opened(bench.tower()) as model:
                 processes = _family(bench)
                 if is_under_way:
-                    processes[0].suspend()  # so that the request is not answered before
+                    processes[0].suspend()  # so that it can't answer the request first
                     threading.Timer(_SOON_S, processes[0].kill).start()
                 else:
                     processes[0].kill()
@@ -173,7 +173,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _family(bench: Bench) -> list[psutil.Process]:
-    """The engine's process and those that it has started."""
+    """Return the engine's process and those that it has started."""
     process = psutil.Process(bench.worker.pid)
     return [process, *process.children(recursive=True)]
 
@@ -182,7 +182,7 @@ class KeepsSessionsApart:
     """Sessions and their feeds."""
 
     def test_a_second_feed_replaces_the_first(self, bench: Bench) -> None:
-        """Timed runs use the last feeds: larger ones take longer, smaller ones less again."""
+        """Timed runs use the latest feeds: larger ones take longer, smaller ones less again."""
         bench.needs_runs()
         with bench.opened(_open_tower(bench), feeds=tower_feeds(_FEW_ROWS)) as model:
             for rows in (_MANY_ROWS, _VERY_MANY_ROWS):
@@ -212,7 +212,7 @@ class KeepsSessionsApart:
         )
 
     def test_a_fed_model_runs_as_well(self, bench: Bench) -> None:
-        """A model that is timed also runs and tells its layers, on the same shapes as before."""
+        """A model that is timed also runs and lists its layers, on the same shapes as before."""
         bench.needs_runs()
         feeds = tower_feeds(_FEW_ROWS)
         with bench.opened(_open_tower(bench), feeds=feeds) as model:
@@ -223,26 +223,26 @@ class KeepsSessionsApart:
             assert len(bench.worker.time(model, 2)) == 2
 
     def test_feeds_are_kept(self, bench: Bench) -> None:
-        """What was fed is the session's own: the caller's arrays may change or go."""
+        """A session keeps its own copy of the feeds: the caller may change or free the arrays."""
         bench.needs_runs()
         text = "g (int64[4096] ids) => (float[4096, 8] y) { y = Gather(table, ids) }"
         path = bench.write("gather", model_of(text, table=np.ones((5, 8), np.float32)))
         feeds: Arrays = {"ids": np.full(4096, 4, np.int64)}
         zeros: Arrays = {"ids": np.zeros(4096, np.int64)}
         with bench.opened(path, feeds=feeds) as model:
-            feeds["ids"][:] = 10**9  # whoever reads this reads far outside of the table
+            feeds["ids"][:] = 10**9  # reading this would access far outside of the table
             with bench.opened(path, feeds=zeros) as other:
                 for _ in range(3):
                     bench.worker.run(other, zeros)
                 assert min(bench.worker.time(model, 3)) > 0
 
     def test_timing_needs_feeds(self, bench: Bench) -> None:
-        """A model without feeds can't be timed, and says so."""
+        """Timing a model without feeds fails with a message that says so."""
         with bench.opened(bench.tower()) as model:
             bench.refusal(lambda: bench.worker.time(model, 1), "timed runs before any `set_feeds`")
 
     def test_sessions_do_not_mix(self, bench: Bench) -> None:
-        """Two models open at once compute each its own; closing one leaves the other."""
+        """Two open models compute their own results; closing one doesn't affect the other."""
         bench.needs_runs()
         paths = [bench.write(f"times{f}", _times(f)) for f in (2, 3)]
         feeds = {"x": np.arange(4, dtype=np.float32)}
@@ -258,7 +258,7 @@ class KeepsSessionsApart:
             bench.worker.release(three)
 
     def test_closing_gives_memory_back(self, bench: Bench) -> None:
-        """Sessions opened and closed one after the other don't fill the memory."""
+        """Opening and closing sessions repeatedly doesn't fill the memory."""
         path = bench.write("wide tower", tower(1, width=_WIDTH))
         feeds = {"x": np.zeros((64, _WIDTH), np.float32)}
         before = 0.0

@@ -1,4 +1,4 @@
-"""Measure how far a quantized model's outputs are from those of the models it comes from."""
+"""Measure the errors of a quantized model's outputs against the models it comes from."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _logger = logging.getLogger(__name__)
 
 _Found = TypeVar("_Found")
 
-# How much less accurate scores may be than other outputs, because only the largest counts. Seen
-# with a text recognizer that reads 190 of 200 lines: 191 to 194 with scores at 10 to 12 dB, 172 at
-# 8 dB.
+# How much less accurate scores may be than other outputs, because only the largest counts. Measured
+# on a text recognizer that reads 190 of 200 lines: 191 to 194 with scores at 10 to 12 dB, 172 at 8
+# dB.
 _SCORES_DB = 3.0
 # The same for outputs that are evaluated by scores.
 _DECIDED_DB = 10.0
@@ -66,7 +66,7 @@ class Quality:
 
     @property
     def decisive(self) -> dict[str, float]:
-        """What each output is evaluated by: its scores, if it has any."""
+        """The SQNR that decides for each output: that of its scores, if it has any."""
         return {**self.against_float, **self.scores}
 
     @property
@@ -77,11 +77,11 @@ class Quality:
         return min(self.decisive.values(), default=-math.inf)
 
     def shortfall(self, least_db: float) -> str:
-        """Which limit an output misses, and by how much; empty if all are accurate enough.
+        """Return which limit an output misses, and by how much; empty if all are accurate enough.
 
         Scores may be somewhat less accurate than other outputs; they then decide, unless the output
-        behind them has lost all resemblance. Error from the engine's own float type is not counted
-        against a candidate. What could not be compared counts as missed.
+        behind them has lost all resemblance. Error from the engine's own float type does not count.
+        Outputs that could not be compared count as missed.
 
         Args:
             least_db: The minimum SQNR of every output.
@@ -99,7 +99,7 @@ class Quality:
         for found, slack_db, own_db in compared:
             allowed_db = allowed_sqnr_db(least_db - slack_db, own_db)
             if found >= allowed_db:
-                continue  # which NaN is not
+                continue  # NaN never passes
             below = f"{allowed_db - found:.1f} dB below" if math.isfinite(found) else "below"
             with_float = "" if own_db is None else f" (float itself: {own_db:.1f} dB)"
             return f"SQNR {found:.1f} dB is {below} --min_sqnr {least_db:g}{with_float}"
@@ -112,13 +112,14 @@ def fewest_dropped(
     progress: Callable[[str, int, int], None],
     next_count: Callable[[int, int], int | None] = lambda few, many: (few + many) // 2,
 ) -> int:
-    """The fewest parts that have to stay float, worst first and at least one.
+    """Return the smallest number of parts that must stay float, worst first and at least one.
 
     Args:
-        parts: How many there are; without all of them, a candidate is accurate.
-        is_enough: Whether it is without so many.
+        parts: Number of parts; without all of them, a candidate is accurate.
+        is_enough: Whether a candidate is accurate without this many.
         progress: Called with the current step, its index and the total.
-        next_count: How many to try next, between too few and enough; None to end with the latter.
+        next_count: Returns the next number to try, between one that is too small and one that is
+            enough; None settles for the latter.
     """
     few, many, steps = 0, parts, 0
     while many - few > 1 and (middle := next_count(few, many)) is not None:
@@ -131,7 +132,7 @@ def fewest_dropped(
 
 @dataclass(frozen=True)
 class Kernels:
-    """The engine that candidates are for, where it runs them.
+    """The engine that candidates are for, if it can run them here.
 
     Attributes:
         engine: Its name.
@@ -150,7 +151,7 @@ class Kernels:
 
 
 def has_own_kernels(engine: str, options: Mapping[str, str] | None = None) -> bool:
-    """Whether an engine can return what its kernels compute here; one that makes up times can't."""
+    """Whether an engine can return the outputs of its kernels here; one without real runs can't."""
     return registry.entry(engine).measures and registry.available(engine, options).usable
 
 
@@ -212,18 +213,18 @@ class AccuracyEvaluator:
     """Compares candidates with the models they come from, which are run only once.
 
     Args:
-        source: What the candidates are made from.
+        source: The model that candidates are made from.
         base: Its float model.
         runner: A worker of the reference engine.
-        samples: Makes the inputs.
+        samples: Generates the inputs.
         kernels: The engine whose arithmetic counts: the one whose dialect the candidates are in.
             None if it can't run here; candidates are then run as written.
-        approximate_samples: Number of samples for `approximate_sqnr_db`; None is all of them.
-        reference: The model that `base` was converted from, to compare with instead; in a folder
-            where files may be written beside it.
+        approximate_samples: Number of samples for `approximate_sqnr_db`; None for all of them.
+        reference: The model that `base` was converted from, to compare with instead; files may be
+            written next to it.
 
     Attributes:
-        kernels: As given; None once it turns out that they can't return outputs.
+        kernels: As passed; None once they turn out not to return outputs.
     """
 
     def __init__(
@@ -372,11 +373,11 @@ class _Bench:
     """One worker in which models are compared.
 
     Attributes:
-        source: What the candidates are made from.
+        source: The model that candidates are made from.
         base: Its float model.
         reference: The float32 model that `base` was converted from; None if it wasn't converted.
         worker: The worker that runs them.
-        samples: Makes the inputs.
+        samples: Generates the inputs.
         options: Options for opening models.
         twins: Whether models in bfloat16 run as their float32 twins.
         exact_options: Options for opening the float model, if different.
@@ -414,14 +415,14 @@ class _Bench:
 
     @cached_property
     def of_float(self) -> Quality | None:
-        """The float model compared with itself in float32; None if it is computed in float32."""
+        """Compare the float model with itself in float32; None if it is computed in float32."""
         return None if self.exact_options is None else self.against_float(self._float_model())
 
     def run_float_models(self) -> None:
         """Run the float model, both original and converted.
 
         Raises:
-            WorkerFailure: If that can't be done.
+            WorkerFailure: If one of them does not run.
         """
         _ = self._float
         if self.reference is not None:

@@ -2,8 +2,8 @@
 
 An op's own error shows where quantization fails outright, but not how it affects the outputs:
 clipping the keys of a MiniLM leaves 30 dB of their own, and 9 dB of the output. So if an output is
-not accurate enough, groups of like ops are quantized alone, with every kind of range, and the
-model's outputs show what each group costs.
+not accurate enough, groups of similar ops are quantized alone, with every kind of range, and the
+model's outputs show the cost of each group.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RULE = "accuracy"
 """The reason recorded for ops that are kept in float here."""
 
 _SAMPLES = 4
-# If there are more parts than this, neighbours are joined: each part is opened and run.
+# With more parts than this, neighbours are joined, since each part must be opened and run.
 _MOST_PARTS = 32
 # Below this, ranges are chosen part by part even if the outputs are accurate enough.
 _COMFORTABLE_DB = 20.0
@@ -48,7 +48,7 @@ class Scaled:
     Attributes:
         label: The source of the ranges: a method, or `mixed`.
         inserter: Writes candidates with the ranges.
-        quality: Of the whole draft.
+        quality: The quality of the whole draft.
     """
 
     label: str
@@ -64,7 +64,7 @@ class FallbackResult:
         draft: The draft from the placement rules.
         placement: The resulting placement.
         scaled: The ranges.
-        quality: How close it is to the float model.
+        quality: Its quality against the float model.
         own: The error added by each op's own quantization, by name.
     """
 
@@ -82,10 +82,10 @@ class AccuracyFallback:
     Attributes:
         draft: The draft from the placement rules.
         redraft: Runs the rules again with some ops kept in float for the given reasons.
-        parts: Its ops, in groups of like ones.
+        parts: Its ops, in groups of similar ones.
         accuracy: Compares outputs.
-        worker: Of the reference engine.
-        samples: Makes the inputs.
+        worker: A worker of the reference engine.
+        samples: Generates the inputs.
         least_db: The minimum SQNR of every op and every output; None for no minimum.
         progress: Called with the current step, its index and the total.
     """
@@ -199,7 +199,7 @@ class AccuracyFallback:
         parts: Sequence[Part],
         noise: Mapping[RangeMethod, Sequence[float]],
     ) -> Scaled:
-        """Return the draft with the range of every tensor that harms the outputs least."""
+        """Return the draft with the range for each tensor that harms the outputs least."""
         if len(noise) == 1:
             return ways[next(iter(noise))]
         harm: dict[str, dict[RangeMethod, float]] = {}
@@ -250,9 +250,9 @@ class AccuracyFallback:
         return math.pow(10.0, -decibels / 10.0)
 
     def _worth(self, part: Part) -> float:
-        """Return what quantizing a part may gain."""
+        """Return the possible gain from quantizing a part."""
         share = sum(self.draft.shares.get(name, 0.0) for name in part)
-        # Ops with a small share may still carry what others gain.
+        # Ops with a small share may still enable the gain of others.
         return share + 1.0 / (1 + len(self.parts))
 
     def _own_errors(self, inserter: Inserter, placement: Placement) -> dict[str, OpError]:

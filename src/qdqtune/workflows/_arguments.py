@@ -1,7 +1,4 @@
-"""Arguments of the public functions.
-
-Validated, models accepted in every form, name filters resolved.
-"""
+"""Arguments of the public functions: validation, models in any form, and name filters."""
 
 from __future__ import annotations
 
@@ -43,7 +40,8 @@ def checked_path(value: object, name: str) -> Path:
     """Return an argument as a path.
 
     Raises:
-        UsageError: If it is none; it names the argument, its value and the expected type.
+        UsageError: If it is not one; the message names the argument, its value and the expected
+            type.
     """
     if not isinstance(value, str | os.PathLike):
         raise wrong_type(name, value, "a path")
@@ -87,7 +85,8 @@ def as_file(model: AnyModel, argument: str = "model") -> Iterator[Path]:
         try:
             yield path
         except QdqtuneError as error:
-            # The user doesn't know the temporary file, and it is gone when the message is read.
+            # The user doesn't know the temporary file, which no longer exists when the message is
+            # read.
             error.what = error.what.replace(str(path), argument)
             error.hint = error.hint.replace(str(path), argument)
             error.args = (error.what,)
@@ -116,7 +115,7 @@ def output_file(
     Args:
         model: The model as given.
         output: The output file as given.
-        suffix: That of a file beside the model, if `model` is a path and no output is given.
+        suffix: Suffix of a file next to the model, if `model` is a path and no output is given.
 
     Raises:
         UsageError: If there is neither an output nor a suffix for a model given by its path.

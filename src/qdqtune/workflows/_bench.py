@@ -109,10 +109,10 @@ def _explain(engine: str, paths: Sequence[str], measured: Sequence[Measurement])
 
 
 def engine_info(worker: Worker, name: str) -> EngineInfo:
-    """Return which engine runs, its version and its device.
+    """Return the running engine's name, version and device.
 
     Raises:
-        EngineError: If none does.
+        EngineError: If it does not run.
         UsageError: If it refuses the options.
     """
     try:
@@ -129,7 +129,7 @@ def engine_info(worker: Worker, name: str) -> EngineInfo:
 
 
 def _tells_outputs(worker: Worker, engine: str, path: str, feeds: Feeds) -> bool:
-    """Whether an engine returns outputs: a program may lack the option for it."""
+    """Whether an engine returns outputs: a program may lack that option."""
     if not registry.entry(engine).program:
         return True
     try:
@@ -142,7 +142,7 @@ def _tells_outputs(worker: Worker, engine: str, path: str, feeds: Feeds) -> bool
 
 
 class _OutputErrors:
-    """How far each model's outputs are from the first one's, on one set of inputs."""
+    """The errors of each model's outputs against the first one's, on one set of inputs."""
 
     def __init__(self) -> None:
         self.sqnr_db: dict[int, dict[str, float]] = {}
@@ -166,7 +166,7 @@ def _feeds(
     """Return the first model, and inputs that fit all models.
 
     Raises:
-        UsageError: If the models don't take the same inputs, or not the requested ones.
+        UsageError: If the models' inputs differ from each other or from the request.
     """
     first = load_model(paths[0])
     infer_shapes(first)

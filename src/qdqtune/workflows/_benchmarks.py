@@ -1,4 +1,4 @@
-"""Benchmarks that time one model and return milliseconds; one of them serves a whole process."""
+"""Benchmarks that time one model and return milliseconds, and the one shared by a process."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class EngineBenchmark(Benchmark):
         model = load_model(path)
         infer_shapes(model)
         declared = str(input_dims(model))
-        if declared not in self._shapes:  # once, because it warns of dynamic dims
+        if declared not in self._shapes:  # once, because it warns about dynamic dims
             self._shapes[declared] = measured_shapes(model, self.inputs)
         request = replace(self.inputs, shapes=self._shapes[declared], dims={})
         return next(random_inputs(GraphIndex(model), 1, request))
@@ -333,7 +333,7 @@ def _write_profile(layers: Sequence[LayerTime], runs: int, target: Path) -> None
 
     Args:
         layers: The layers, with milliseconds per run.
-        runs: The number of runs behind the times.
+        runs: The number of runs that the times come from.
         target: The file; its folder is created.
     """
     total = sum(layer.ms for layer in layers) or 1.0

@@ -1,4 +1,4 @@
-"""What a run claims about its model, read from the files beside it, and the error measured anew."""
+"""The claims of a run about its model, read from the files next to it, and its error remeasured."""
 
 from __future__ import annotations
 
@@ -40,28 +40,28 @@ _Read = TypeVar("_Read")
 
 
 SAME_DB = 1.0
-"""How far below its claim an error may be where the claim was made: a quarter more noise.
+"""How far an error may be below its claim under the claim's conditions: a quarter more noise.
 
-Only the order of sums can differ there, with what it does to values halfway between two integers.
-Seen on zoo models with one thread and two: less than 0.01 dB.
+Only the order of sums can differ there, which affects values halfway between two integers. Measured
+on zoo models with one thread and two: less than 0.01 dB.
 """
 
 OTHER_DB = 3.0
-"""The same elsewhere: twice the noise.
+"""The same under other conditions: twice the noise.
 
-Kernels of other engines, versions and CPUs round at other places. Seen: up to 1.7 dB between two
-engines for CPUs, in float32 or bfloat16, and every op run as it is written. CPUs that sum uint8
-times int8 with saturation cost a MobileNetV2 8 dB; that is the CPU's doing, not the file's, and is
-told apart by running every op as it is written.
+Kernels of other engines, versions and CPUs round at other points. Measured: up to 1.7 dB between
+two engines for CPUs, in float32 or bfloat16, and every op run as written. CPUs that sum uint8 times
+int8 with saturation cost a MobileNetV2 8 dB; that is caused by the CPU, not the file, and is
+detected by running every op as written.
 """
 _MOST_DB = 1000.0
 
 EXACT_DB = 80.0
-"""What is nearer than this to float is as near as float32 is to itself, summed otherwise."""
+"""An SQNR above this is as good as that of float32 against itself with another order of sums."""
 
 
 def read_beside(file: Path, name: str, read: Callable[[str], _Read]) -> _Read | str:
-    """Read a file of a run beside its model, or say why it can't be used."""
+    """Read a file of a run next to its model, or return why it can't be used."""
     try:
         return read(read_text(file.with_name(name)))
     except FileNotFoundError:
@@ -104,7 +104,7 @@ def _same_hash(name: str, expected: str, found: str, otherwise: Outcome) -> Chec
 
 
 def check_placement(file: Path, claim: Claim | None) -> tuple[Check, Edges | None]:
-    """Check that a model has the Q/DQ edges of the placement beside it.
+    """Check that a model has the Q/DQ edges of the placement next to it.
 
     Raises:
         ModelError: If it can't be read.
@@ -177,14 +177,15 @@ def shapes_of_run(claim: Claim, folder: Path) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class MeasuredError:
-    """The distance of a model from its float model.
+    """The error of a model against its float model.
 
     Attributes:
-        sqnr_db: Of the worst output; None if no output could be compared.
-        as_written_db: The same with every op run as it is written, without the engine's kernels, if
-            those fell short.
-        float_sqnr_db: Of the float model itself, as the engine computes it; None if in float32.
-        digest: Of the inputs.
+        sqnr_db: SQNR of the worst output; None if no output could be compared.
+        as_written_db: The same with every op run as written, without the engine's kernels; it
+            equals `sqnr_db` unless that fell short.
+        float_sqnr_db: SQNR of the float model itself, as the engine computes it; None if in
+            float32.
+        digest: Digest of the inputs.
         missing: Outputs of the float model that the model lacks.
     """
 
@@ -210,15 +211,15 @@ def measure_error(
     """Compare a model's outputs with those of its float model, as a tuning run does.
 
     Args:
-        model: The model in question.
-        baseline: What it was made from: float, or with Q/DQ, which is taken out.
-        engine: Whose kernels count; None runs every op as it is written.
-        options: How it opens models.
-        inputs: Shapes; ranges and seed of random inputs, as the run had them.
-        data: The user's data; None is random.
-        samples: Use at most this many samples of it.
-        in_float32: Whether half floats of the baseline are computed in float32.
-        enough_db: What is as near to float is not measured a second time, as it is written.
+        model: The model to check.
+        baseline: The model it was made from: float, or with Q/DQ, which is removed.
+        engine: The engine whose kernels count; None runs every op as written.
+        options: Its options for opening models.
+        inputs: Shapes; ranges and seed of random inputs, as in the run.
+        data: The user's data; None for random inputs.
+        samples: Maximum number of samples from it.
+        in_float32: Whether half-precision floats of the baseline are computed in float32.
+        enough_db: An SQNR from which on there is no second measurement with every op as written.
 
     Raises:
         QdqtuneError: For any error that the user can act on.
@@ -256,12 +257,12 @@ def measure_error(
 def compare_error(
     claim: Claim, found: MeasuredError, *, is_quantized: bool, is_same: bool
 ) -> tuple[Outcome, str]:
-    """Put an error beside the one that was claimed.
+    """Compare a measured error with the claimed one.
 
     Args:
-        claim: What was claimed.
-        found: What was measured.
-        is_quantized: Whether the model has Q/DQ; one without is as near to float as float is.
+        claim: The claim.
+        found: The measured error.
+        is_quantized: Whether the model has Q/DQ; without any, it should be as exact as float.
         is_same: Whether engine, version, device and options are those of the claim.
     """
     claimed = claim.sqnr_db
@@ -297,7 +298,7 @@ def compare_error(
 
 
 def _with_conversion(sqnr_db: float, conversion_db: float | None) -> float:
-    """The distance from the model as given, if that from its conversion is known."""
+    """Return the SQNR against the original model, if that of its conversion is known."""
     if conversion_db is None or not math.isfinite(sqnr_db):
         return sqnr_db
     powers = (-max(-_MOST_DB, min(each, _MOST_DB)) / 10.0 for each in (sqnr_db, conversion_db))

@@ -44,7 +44,7 @@ _Samples = Callable[[], Iterable[Feeds]]
 
 @configured_on_pair(CompareConfig)
 def compare(float_model: AnyModel, quantized_model: AnyModel, config: CompareConfig) -> ErrorReport:
-    """Run both models on the same inputs and report how far the quantized one is off, and where.
+    """Run both models on the same inputs, and report the quantized one's errors and their origin.
 
     Layers are always run as written, because an engine fuses them.
 
@@ -146,7 +146,7 @@ def _check_roles(original: _Opened, quantized: _Opened) -> None:
 def _samples(
     original: _Opened, quantized: _Opened, config: CompareConfig
 ) -> tuple[CalibrationSource, _Samples, Callable[[], str]]:
-    """Return where the inputs come from, what makes them, and what describes them."""
+    """Return the source of the inputs, a generator for them, and a function that describes them."""
     model, request, limit = original.model, config.input_request, config.samples
     infer_shapes(model)
     both = [signature(each.name, each.model) for each in (original, quantized)]
@@ -169,7 +169,7 @@ def _samples(
 def _outputs(
     original: _Opened, quantized: _Opened, kernels: Kernels, samples: _Samples, folder: Path
 ) -> tuple[OutputError, ...]:
-    """Return the outputs of both models, each run alone."""
+    """Return the errors of the outputs; each model is run alone."""
     running = original
     try:
         path = _runnable(original, folder / "float.onnx", kernels.engine)

@@ -1,6 +1,6 @@
 """`convert`: a model in another float precision with its error measured.
 
-The float type that a run tunes in.
+Also the choice of the float type that a run tunes in.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def convert_model(
 def random_error(
     source: Path, changed: Path, request: InputRequest
 ) -> tuple[dict[str, float], str]:
-    """Do what `measured_error` does, on random inputs."""
+    """Like `measured_error`, on random inputs."""
 
     def samples(model: ir.Model) -> Iterable[Feeds]:
         return random_inputs(GraphIndex(model), _EVALUATION_SAMPLES, request)
@@ -105,12 +105,12 @@ def random_error(
 def measured_error(
     source: Path, changed: Path, samples: Callable[[ir.Model], Iterable[Feeds]]
 ) -> tuple[dict[str, float], str]:
-    """Return decibels per output and the first node that overflows; nothing if unknown here.
+    """Return decibels per output and the first node that overflows; empty if unknown.
 
     Args:
         source: The model to compare with.
-        changed: The other form of it.
-        samples: Makes inputs for the former, in a form that CPUs run.
+        changed: Its converted form.
+        samples: Generates inputs for the source, in a form that CPUs can run.
 
     Raises:
         UsageError: If no inputs can be generated.
@@ -135,7 +135,7 @@ def measured_error(
 
 
 def _runnable(path: Path, twin: Path) -> tuple[ir.Model, Path, dict[str, str]]:
-    """Return a model that runs on CPUs, its file, and which of its results are rounded."""
+    """Return a model that runs on CPUs, its file, and its results that are rounded."""
     model = load_model(path)
     infer_shapes(model)
     index = GraphIndex(model)
@@ -149,14 +149,14 @@ def _runnable(path: Path, twin: Path) -> tuple[ir.Model, Path, dict[str, str]]:
 
 @dataclass(frozen=True)
 class FloatForm:
-    """In which form a model is tuned.
+    """The form in which a model is tuned.
 
     Attributes:
         model: The converted model; None if it is tuned as given.
-        name: What users call its float type, or `AS_GIVEN`.
-        sqnr_db: How far its worst output is from the model as given; None if unknown.
-        speedup: How much faster it is than the model as given; None if unknown.
-        reason: Why it was not converted, although that was wanted.
+        name: The user's name for its float type, or `AS_GIVEN`.
+        sqnr_db: SQNR of its worst output against the original model; None if unknown.
+        speedup: Its speedup over the original model; None if unknown.
+        reason: Why it was not converted as requested.
     """
 
     model: Path | None = None
@@ -167,15 +167,15 @@ class FloatForm:
 
 
 def told_options(asked: str, info: EngineInfo, options: Mapping[str, str]) -> Mapping[str, str]:
-    """The engine's own options, with the float type in them if it is to choose that itself.
+    """Return the engine's options, with the requested float type if the engine chooses it itself.
 
     Args:
         asked: One of `CHOICES`.
         info: The engine.
-        options: As the user gave them.
+        options: The user's options.
 
     Raises:
-        UsageError: If they say something else.
+        UsageError: If the options contradict the request.
     """
     if asked == AUTO or not chooses_float_types(info):
         return options
@@ -183,17 +183,17 @@ def told_options(asked: str, info: EngineInfo, options: Mapping[str, str]) -> Ma
 
 
 def convertible(asked: str, float_types: frozenset[ir.DataType]) -> frozenset[ir.DataType] | None:
-    """The float types that need no conversion to be quantized; None if none is to be made.
+    """Return the float types that can be quantized unconverted; None if none may be converted.
 
     Args:
-        asked: One of `CHOICES`; who asks for half floats gets them.
-        float_types: Those that the dialect has integer kernels for.
+        asked: One of `CHOICES`; an explicit half-precision type is kept.
+        float_types: The types for which the dialect has integer kernels.
     """
     return float_types if asked == AUTO or FLOAT_TYPES[asked] is Precision.FP32 else None
 
 
 def wanted_type(asked: str, info: EngineInfo, source: Source) -> Precision | None:
-    """What a model is to be converted to; None if it stays as it is.
+    """Return the type to convert a model to; None if it stays as it is.
 
     Args:
         asked: One of `CHOICES`.
@@ -230,24 +230,24 @@ def convert_to(
     *,
     may_be_slower: bool = False,
 ) -> FloatForm:
-    """Convert a model and write it, if that is accurate enough, and not slower.
+    """Convert a model and write it, if it is accurate enough and not slower.
 
-    The same model is converted to the same file again, so that a run can be resumed.
+    Converting the same model again writes the same file, so that a run can be resumed.
 
     Args:
-        precision: To what.
+        precision: The new type.
         source: The model.
         target: Where to write it.
-        samples: Makes the inputs that it is evaluated on.
-        engine: What is to run it.
-        feeds: What it is run on.
-        least_db: How near every output must be to the model as given; None is not asked. What is
-            no longer finite is never near enough.
-        preset: How thoroughly it is compared with the model as given.
-        may_be_slower: Whether it is taken even if that is faster.
+        samples: Generates the inputs that it is evaluated on.
+        engine: The engine that will run it.
+        feeds: The inputs that it is timed on.
+        least_db: Minimum SQNR of every output against the original model; None for no limit.
+            Outputs that are no longer finite never pass.
+        preset: How thoroughly it is compared with the original model.
+        may_be_slower: Whether to accept it even if it is slower.
 
     Raises:
-        EngineError: If the engine does not run the model as given, either.
+        EngineError: If the engine does not run the original model, either.
     """
     name = next(name for name, each in FLOAT_TYPES.items() if each is precision)
     try:
@@ -288,7 +288,7 @@ def _as_given(reason: str) -> FloatForm:
 
 
 def written_type(model: ir.Model) -> Precision:
-    """The smallest float type of a model."""
+    """Return the smallest float type of a model."""
     for dtype, precision in (
         (ir.DataType.FLOAT16, Precision.FP16),
         (ir.DataType.BFLOAT16, Precision.BF16),

@@ -60,7 +60,7 @@ def _float32_option(name: str, info: EngineInfo) -> str:
 
 
 def _limit(name: str, info: EngineInfo) -> IsaLimit | None:
-    """Return what keeps an engine from using newer instructions, unless the user set it."""
+    """Return the limit on an engine's instruction set, unless the user set it."""
     entry = registry.entry(name)
     limit = info.options.get(entry.isa_option, "") if entry.isa_option else ""
     if not limit or info.isa == read_cpu().isa:

@@ -1,4 +1,4 @@
-"""`export`: the candidates of a run that is over, and what stays float for another tool."""
+"""`export`: candidates of a finished run as models, and lists of float nodes for other tools."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _TWO_OPERANDS = (
 
 @dataclass
 class _Tried:
-    """What a journal says about one placement."""
+    """A journal's measurements of one placement."""
 
     key: str
     latency_ms: float | None = None
@@ -74,11 +74,11 @@ class _Tried:
     sha256: str | None = None
 
     def take(self, line: Mapping[str, Any], reference_gain: float | None) -> None:
-        """Take a measurement in: the newest, but none that is less thorough."""
+        """Add a measurement: the latest one counts, unless it is less thorough."""
         if line["failure"] is not None:
             self.failure = line["failure"]
             return
-        sha256 = line.get("sha256")  # without the weights: earlier versions kept no more
+        sha256 = line.get("sha256")  # without weights: earlier versions recorded no more
         self.sha256 = sha256 if isinstance(sha256, str) else self.sha256
         is_confirmed = line["effort"].startswith("confirm")
         if is_confirmed < self.is_confirmed:
@@ -92,7 +92,7 @@ class _Tried:
 
 @dataclass
 class _Run:
-    """What a journal says about all of them, by id."""
+    """A journal's measurements of all placements, by id."""
 
     folder: Path
     tried: dict[str, _Tried] = field(default_factory=dict)
@@ -103,13 +103,13 @@ class _Run:
 
 
 def list_candidates(run_dir: str | os.PathLike[str]) -> list[Candidate]:
-    """What a run tried, in the order in which it was tried.
+    """List a run's candidates in the order in which they were tried.
 
     Args:
         run_dir: The run's output folder.
 
     Raises:
-        UsageError: If it is not one.
+        UsageError: If it is not the folder of a run.
     """
     run = _read(checked_path(run_dir, "folder"))
     return [_candidate(run, name) for name in run.tried]
@@ -133,17 +133,17 @@ def export(
     *,
     force: bool = False,
 ) -> ExportReport:
-    """Write a candidate of a tuning run as a model that needs nothing of the run's folder.
+    """Write a candidate of a tuning run as a model that does not depend on the run's folder.
 
     Args:
         folder: The run's output folder.
-        candidate: The candidate's id, as `list_candidates` tells it.
+        candidate: The candidate's id, as listed by `list_candidates`.
         output: Where to write.
         force: Whether an existing file may be replaced.
 
     Raises:
         UsageError: If the folder is not a run's, or there is no such candidate.
-        ModelError: If the candidate's file is missing, or is not what was measured.
+        ModelError: If the candidate's file is missing, or is not the one that was measured.
         OutputError: If the output can't be written.
     """
     ExportConfig(candidate=candidate, force=force)
@@ -180,15 +180,15 @@ def export(
             "Run the same `qdqtune tune` again: it writes the candidates anew. The others may be "
             f"sound: `qdqtune export {folder} --list`.",
         )
-    # Candidates share a file of weights; a model of its own has them where the given one had.
+    # Candidates share a weights file; an exported model stores weights as the original model did.
     model.meta[EXTERNAL] = bool(external_files(run.folder / BASELINE))
     return ExportReport(save_model(model, target, force=force), _candidate(run, candidate))
 
 
 def _is_unchanged(file: Path, known: _Tried) -> bool:
-    """Whether a candidate's file and weights are what the run had written.
+    """Whether a candidate's file and weights are as the run wrote them.
 
-    Of older runs, which kept no digests, what can't be checked is named.
+    For older runs without digests, a warning lists what can't be checked.
     """
     if known.digest is not None:
         return model_digest(file) == known.digest
@@ -212,7 +212,7 @@ def _is_unchanged(file: Path, known: _Tried) -> bool:
 
 
 def _checksum(tensor: onnx.TensorProto, file: Path) -> tuple[tuple[int, int], int]:
-    """Where a tensor lies, and the checksum of what lies there."""
+    """Return a tensor's position in its file, and the checksum of its bytes."""
     found = length = 0
     for chunk in stored_chunks(tensor, file):
         found, length = zlib.crc32(chunk, found), length + len(chunk)
@@ -242,7 +242,7 @@ def _read(folder: Path) -> _Run:
         elif line["kind"] == "measurement":
             reference, is_float = tried(line["reference"]), line["reference"] == _FLOAT
             tried(line["candidate"]).take(line, 0.0 if is_float else reference.gain)
-            if is_float:  # others are compared with it, it seldom is itself
+            if is_float:  # it is the reference, and rarely a candidate
                 reference.gain = 0.0
                 reference.latency_ms = line["reference_ms"] or reference.latency_ms
     return run
@@ -253,7 +253,7 @@ def _quantized_tensors(file: Path) -> int | None:
         nodes = parse_model(file).graph.node
     except QdqtuneError:  # one bad file must not hide the others
         return None
-    # A tensor that is quantized in two ways has two of them, both labelled with its name.
+    # A tensor that is quantized in two ways has two DQ nodes, both labelled with its name.
     return len({node.doc_string or node.output[0] for node in nodes if node.op_type == DEQUANTIZE})
 
 
@@ -263,7 +263,7 @@ def float_nodes(source: AnyModel, *, against: AnyModel | None = None) -> list[st
     Args:
         source: A Q/DQ model from any tool (a path, a proto or an `onnx_ir.Model`), or the folder of
             a tuning run.
-        against: The float model to take the names from; None is the model that a run was given, or
+        against: The float model to take the names from; None for the original model of a run, or
             the Q/DQ model itself.
 
     Returns:

@@ -68,8 +68,8 @@ def insert(
     """Quantize chosen ops, nodes or tensors of a model, with calibration.
 
     Existing Q/DQ are removed first. Their scales are kept wherever the dialect can express them;
-    tensors without a scale are calibrated. If nothing is selected, what was quantized in the model
-    is quantized again.
+    tensors without a scale are calibrated. If nothing is selected, the model's own placement is
+    quantized again.
 
     Args:
         model: A path, a proto or an `onnx_ir.Model`, float or with Q/DQ.
@@ -103,7 +103,7 @@ def insert(
 
 @dataclass(frozen=True)
 class _Insertion:
-    """A model, what to quantize in it, and how."""
+    """A model, the selection to quantize, and how."""
 
     config: InsertConfig
     source: Source
@@ -112,10 +112,10 @@ class _Insertion:
     dialect: Dialect
 
     def run(self, folder: Path) -> tuple[ir.Model, InsertReport]:
-        """Calibrate with every method that was asked for, and take the most accurate result.
+        """Calibrate with every requested method, and return the most accurate result.
 
         Args:
-            folder: Where candidates are written.
+            folder: The folder for candidates.
         """
         config, source, provider = self.config, self.source, self.provider
         layout = self.dialect.format_of(config.quant_type)
@@ -186,7 +186,7 @@ class _Insertion:
     ) -> InsertReport:
         given, quant_type = self.source.encodings, self.config.quant_type
         layout = self.dialect.format_of(quant_type)
-        known = [  # activations that came with a scale
+        known = [  # activations with a scale from the file
             given[name]
             for name in {edge.tensor for edge in index.effective(selection.placement)}
             if not index.is_constant(name) and name in given and tells_range(given[name])
@@ -212,10 +212,10 @@ class _Insertion:
 
 
 def select(index: GraphIndex, dialect: Dialect, config: InsertConfig) -> Selection:
-    """Turn what was chosen into one placement.
+    """Convert the selection to one placement.
 
     Raises:
-        UsageError: If nothing was chosen, or the model lacks something of it.
+        UsageError: If nothing was selected, or the model lacks part of the selection.
     """
     parts = []
     if config.ops:

@@ -218,12 +218,12 @@ def _by_reason(planner: QuantizationPlanner) -> dict[str, tuple[str, ...]]:
 
 
 def _answer_of(tensor: str, planner: QuantizationPlanner, path: Path) -> TensorAnswer:
-    """Where a tensor could be quantized, and why not elsewhere.
+    """Return where a tensor can be quantized, and why it can't be elsewhere.
 
     Args:
         tensor: Its name.
-        planner: What the dialect can quantize in the model.
-        path: The model's file, in which there may be more tensors than in the folded model.
+        planner: Knows what the dialect can quantize in the model.
+        path: The model's file, which may have more tensors than the folded model.
 
     Raises:
         UsageError: If there is no such tensor.
@@ -260,7 +260,7 @@ def _answer_of(tensor: str, planner: QuantizationPlanner, path: Path) -> TensorA
 def _place(
     node: ir.Node, position: int, what: Edge | str, planner: QuantizationPlanner
 ) -> TensorPlace:
-    """Whether a pair can stand at an input of a node, or at an output if `what` is its tensor."""
+    """Examine an input of a node as a place for a pair, or an output if `what` is its tensor."""
     index, name, is_edge = planner.index, node.name or "", isinstance(what, Edge)
     unit = planner.units.get(name)
     return TensorPlace(
@@ -325,8 +325,8 @@ def groups_of(model: AnyModel, config: GroupsConfig) -> GroupsRecord:
         model: A path, a proto or an `onnx_ir.Model`; Q/DQ are removed first. It is cleaned up as
             for tuning; with `graph_json` it is taken unchanged.
         config: The settings; any of its fields can be given as a keyword instead. The engine runs
-            the model, and its kernels decide what can be quantized; with `graph_json` only the
-            latter, and ``auto`` is the engine that writes such files.
+            the model, and its kernels determine what can be quantized; with `graph_json` only the
+            latter applies, and ``auto`` is the engine that writes such files.
 
     Raises:
         QdqtuneError: For any error that the user can act on.
@@ -412,7 +412,7 @@ def generate_graph_json(
 
     Args:
         onnx_path: The float model.
-        output_dir: Where `MODEL.fp16.graph.json` and `MODEL.fp16.build.log` go.
+        output_dir: The folder for `MODEL.fp16.graph.json` and `MODEL.fp16.build.log`.
         plugin_libraries: Libraries with custom ops to load.
         strongly_typed: Whether types are taken as written, if the version supports it: the model is
             converted to float16 first. Otherwise the engine chooses where to use float16.
@@ -426,7 +426,7 @@ def generate_graph_json(
     """
     path, folder = Path(onnx_path), Path(output_dir)
     benchmark = guides_program(plugin_libraries, strongly_typed, extra_trtexec_args)
-    load_model(path)  # a file that isn't a model is not the engine's fault
+    load_model(path)  # an invalid file is not the engine's fault
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / LAYER_FILE.format(path.stem, Precision.FP16.value)
     log = folder / BUILD_LOG.format(path.stem, Precision.FP16.value)

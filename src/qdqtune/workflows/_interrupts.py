@@ -1,7 +1,4 @@
-"""Signals that end a command like Ctrl-C, with the best result so far.
-
-How the last steps defer them.
-"""
+"""Signals that end a command like Ctrl-C, with the best result so far, and their deferral."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ _logger = logging.getLogger(__name__)
 
 
 def interrupt_on_signals() -> None:
-    """Let SIGTERM and SIGHUP interrupt the main thread, unless they are already handled.
+    """Make SIGTERM and SIGHUP interrupt the main thread, unless they are already handled.
 
     An ignored signal stays ignored: `nohup` starts commands that way.
     """
@@ -73,12 +70,12 @@ def _let_go_of_readers() -> None:
 
 @contextlib.contextmanager
 def defer_interrupts(*, is_over: bool) -> Iterator[None]:
-    """Let a first interrupt only be noted, and a second one end the run.
+    """Only record the first interrupt; a second one ends the run.
 
-    A hang-up is never a second one: whoever closes a terminal after Ctrl-C wants no less.
+    A hang-up never counts as the second: closing the terminal after Ctrl-C does not mean an abort.
 
     Args:
-        is_over: Whether there was a first one already.
+        is_over: Whether there already was a first interrupt.
     """
     interrupting = (signal.default_int_handler, _interrupt)
     deferred = [each for each in SIGNALS if signal.getsignal(each) in interrupting]

@@ -50,7 +50,7 @@ def optimize(
         force: Whether an existing file may be replaced.
 
     Returns:
-        What was given: the path written, or a model of the same type.
+        The path written, or a model of the same type as the given one.
 
     Raises:
         QdqtuneError: For any error that the user can act on.
@@ -68,7 +68,7 @@ def optimize_file(
     """Optimize a file, like `optimize`.
 
     Args:
-        model: The model's path; weights in files beside it will be beside the result, too.
+        model: The model's path; if its weights are in files next to it, so are those of the result.
         output: Where to write.
         force: Whether an existing file may be replaced.
 

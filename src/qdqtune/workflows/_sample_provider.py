@@ -1,4 +1,4 @@
-"""What a model is run on: shapes and their ranges, samples, and the tensor ranges that follow."""
+"""The inputs of a model: shapes and their ranges, samples, and the calibrated tensor ranges."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ _RANDOM_EVALUATION_SAMPLES = 2
 
 @dataclass(frozen=True)
 class SampleProvider:
-    """What the model is run on.
+    """The inputs that a model is run on.
 
     Attributes:
         shapes: Concrete input shapes.
-        first: Makes the first calibration sample.
-        samples: Makes all of them.
-        evaluation_samples: Makes the samples that the result is evaluated on.
+        first: Generates the first calibration sample.
+        samples: Generates all of them.
+        evaluation_samples: Generates the samples that the result is evaluated on.
         source: Data, or random inputs.
-        describe: Says what the samples are; how many is known when they were read.
+        describe: Describes the samples; their number is known once they have been read.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -80,26 +80,26 @@ class SampleProvider:
 
     @property
     def evaluation_sample_count(self) -> int:
-        """How many samples the result is evaluated on, at most."""
+        """The maximum number of samples that the result is evaluated on."""
         return _EVALUATION_SAMPLES if self.is_data else _RANDOM_EVALUATION_SAMPLES
 
     @property
     def is_data(self) -> bool:
-        """Whether somebody gave data."""
+        """Whether the user provided data."""
         return self.source is CalibrationSource.DATA
 
     def evaluation_digest(self) -> str:
-        """A hash of the samples that the result is evaluated on."""
+        """Return a hash of the samples that the result is evaluated on."""
         digest = SampleDigest()
         for feeds in self.evaluation_samples():
             digest.add(feeds)
         return digest.hexdigest()
 
     def evaluation_inputs(self, ranges: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
-        """What they are, as `qdqtune.records._tuning.Summary.error_inputs` has it.
+        """Describe them in the form of `qdqtune.records._tuning.Summary.error_inputs`.
 
         Args:
-            ranges: Lowest and highest value of random inputs, as asked for.
+            ranges: Lowest and highest value of random inputs, as requested.
         """
         asked = {} if self.is_data else {name: list(pair) for name, pair in ranges.items()}
         return {"source": self.source.value, "digest": self.evaluation_digest(), "ranges": asked}
@@ -108,18 +108,18 @@ class SampleProvider:
 def sample_provider(
     source: Source, request: InputRequest, data: Any, limit: int | None
 ) -> SampleProvider:
-    """Where the inputs come from.
+    """Return a provider of a model's inputs.
 
     Args:
         source: The model.
         request: Shapes, and ranges and seed of random inputs.
-        data: Calibration data, as `qdqtune.calibration._sample_set.open_samples` takes it; None
-            is random.
-        limit: Use at most this many samples of the data.
+        data: Calibration data, in any form that `qdqtune.calibration._sample_set.open_samples`
+            accepts; None for random inputs.
+        limit: Maximum number of samples from the data.
 
     Raises:
         UsageError: If the data does not fit the model, a limit is given without data, or neither
-            data nor the request tells the sizes that the model leaves open.
+            data nor the request determines the sizes that the model leaves open.
         ModelError: If a tensor of the model is too large for memory.
     """
     index = GraphIndex(source.model)
@@ -154,7 +154,7 @@ def sample_provider(
 
 
 def check_method(method: RangeMethod | None, data: Any) -> None:
-    """Make sure that there is data for a method that looks at it.
+    """Make sure that there is data for a method that needs it.
 
     Raises:
         UsageError: If there is none.
@@ -176,7 +176,7 @@ def ranges_in_every_way(
     method: RangeMethod | None,
     progress: Progress | None,
 ) -> dict[RangeMethod, Ranges]:
-    """Ranges of what is quantized and came without scales, in every way that was asked for."""
+    """Return ranges of quantized tensors that came without scales, by every requested method."""
     given = source.encodings
     edges = [
         edge
@@ -210,9 +210,9 @@ def ranges_in_every_way(
 def _ways(
     provider: SampleProvider, layout: QuantFormat, method: RangeMethod | None
 ) -> tuple[RangeMethod, ...]:
-    """The ways that are worth a try: clipped ranges, too, unless there is nothing to gain.
+    """Return the methods that are worth trying: clipped ranges, too, if they can gain anything.
 
-    Random inputs tell nothing about rare values, and float8 has digits enough at both ends.
+    Random inputs reveal nothing about rare values, and float8 has enough digits at both ends.
     """
     is_integer = layout.activation.dtype.is_integer()
     if method is RangeMethod.MAX or not is_integer or not provider.is_data:
@@ -229,7 +229,7 @@ def _calibrate(
     ways: Collection[RangeMethod],
     progress: Progress | None,
 ) -> Calibrated:
-    """Find ranges, or find them in the cache."""
+    """Compute ranges, or load them from the cache."""
     samples = provider.samples()
     total = operator.length_hint(samples) if provider.is_data else _RANDOM_SAMPLES
     cache = user_cache()
@@ -262,7 +262,7 @@ def _calibrate(
 
 @contextmanager
 def _runnable(source: Source, base: PreparedModel) -> Iterator[PreparedModel]:
-    """The base, or its float32 twin while it is needed."""
+    """Provide the base, or its float32 twin while that is needed."""
     twin = float32_twin(source.model)
     if twin is source.model:
         yield base
@@ -274,13 +274,13 @@ def _runnable(source: Source, base: PreparedModel) -> Iterator[PreparedModel]:
 def timed_request(
     model: ir.Model, inputs: InputRequest, least: InputRequest | None, most: InputRequest | None
 ) -> InputRequest:
-    """What a model is timed at: sizes that were not given are those of the largest shapes.
+    """Return the request that a model is timed at: missing sizes are those of the largest shapes.
 
     Args:
         model: The model.
-        inputs: What the user says of the shapes that are timed.
-        least: The smallest shapes; None if nothing was said.
-        most: The largest ones.
+        inputs: The user's request for the timed shapes.
+        least: The smallest shapes; None if not given.
+        most: The largest shapes; None if not given.
 
     Raises:
         UsageError: If one of them does not fit the model.
@@ -291,10 +291,10 @@ def timed_request(
 
 
 def _check_order(least: Shapes, usual: Shapes, most: Shapes) -> None:
-    """Make sure that shapes are what they are called.
+    """Make sure that the smallest, usual and largest shapes are in order.
 
     Raises:
-        UsageError: If one is larger than the next, or of another rank.
+        UsageError: If one is larger than the next, or has another rank.
     """
     for name, opt in usual.items():
         for low, high, what in ((least[name], opt, "min"), (opt, most[name], "opt")):
@@ -308,7 +308,7 @@ def _check_order(least: Shapes, usual: Shapes, most: Shapes) -> None:
 
 
 def shape_arguments(shapes: Mapping[str, Shapes]) -> list[str]:
-    """What a command line says of a subgraph's inputs: one argument for each of min, opt and max.
+    """Return command-line arguments for a subgraph's inputs: one each for min, opt and max.
 
     Args:
         shapes: By `MIN`, `OPT` and `MAX`: shapes by input.
@@ -324,18 +324,18 @@ def options_with_ranges(
     least: InputRequest | None,
     most: InputRequest | None,
 ) -> dict[str, str]:
-    """An engine's options with the shapes that a model's inputs may have, if it is told such.
+    """Return an engine's options with ranges of the model's input shapes, if it takes such.
 
     Args:
-        options: Those that were given, which go first.
+        options: The user's options, which take precedence.
         engine: The engine's name.
         model: The model.
-        usual: The shapes that it is run at.
-        least: The smallest ones; None if nothing was said.
-        most: The largest ones.
+        usual: The shapes at which it is run.
+        least: The smallest shapes; None if not given.
+        most: The largest shapes; None if not given.
 
     Raises:
-        UsageError: If the shapes don't fit the model, or themselves.
+        UsageError: If the shapes don't fit the model, or are not in order.
     """
     if least is None and most is None:
         return dict(options)
@@ -361,10 +361,10 @@ def options_with_ranges(
 def check_takes_ranges(
     engine: str, least: ShapesOrRequest | None, most: ShapesOrRequest | None
 ) -> None:
-    """Make sure that an engine has a use for ranges of shapes, if there are some.
+    """Make sure that an engine supports ranges of shapes, if there are any.
 
     Raises:
-        UsageError: If it hasn't.
+        UsageError: If it doesn't.
     """
     for name, asked in (("min_shapes", least), ("max_shapes", most)):
         if asked is not None and not registry.entry(engine).takes_shape_ranges:
@@ -379,12 +379,12 @@ def check_takes_ranges(
 def static_shapes(
     base: PreparedModel, runner: Worker, shapes: Shapes, samples: Iterable[Feeds]
 ) -> Iterator[GraphIndex]:
-    """Make every shape in a model known for a while, those of its inputs and outputs included.
+    """Make every shape in a model known temporarily, including those of its inputs and outputs.
 
     Args:
-        base: The model; on leaving, every shape is what it was.
-        runner: Of the reference engine, for shapes that can't be inferred.
-        shapes: Of the model's inputs.
+        base: The model; on exit, every shape is restored.
+        runner: A worker of the reference engine, for shapes that can't be inferred.
+        shapes: Shapes of the model's inputs.
         samples: Inputs of these shapes; one is run if not everything can be inferred.
 
     Yields:

@@ -1,4 +1,4 @@
-"""`shapes`: show a model's shapes, or fix them to sizes and try the result."""
+"""`shapes`: show a model's shapes, or fix them to sizes and test the result."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from qdqtune.workflows._arguments import AnyModel, as_file, checked_path, name_o
 
 _logger = logging.getLogger(__name__)
 
-# Far below what other kernels for another batch make of it, far above another sample's values.
+# Far below the agreement of different kernels for another batch, far above that of another sample.
 _AGREE_DB = 30.0
 
 
 def show_shapes(model: str | os.PathLike[str]) -> ShapesReport:
-    """The inputs and outputs of a model, as the file has them.
+    """Return the inputs and outputs of a model, as declared in the file.
 
     Raises:
         ModelError: If it can't be read.
@@ -63,15 +63,15 @@ def fix_shapes(
     batch_size: int | None = None,
     force: bool = False,
 ) -> ShapesReport:
-    """Write a model whose inputs have given sizes; dims that nothing is said of stay open.
+    """Write a model whose inputs have given sizes; other dims stay open.
 
-    All shapes that follow are worked out anew, and the result is tried before it gets its name.
+    All dependent shapes are inferred again, and the result is tested before it is put in place.
 
     Args:
         model: A path, a proto or an `onnx_ir.Model`.
         output: Where to write.
-        inputs: Shapes by input, or a request with sizes of symbols, too; a dim that the model fixes
-            may get another size.
+        inputs: Shapes by input, or a request that may also set sizes of symbols; dims that the
+            model fixes may change.
         batch_size: Size of the leading dim of every input.
         force: Whether `output` may be replaced.
 
@@ -100,7 +100,7 @@ def fix_shapes(
 
 
 def _apply(model: ir.Model, declared: Inputs, bound: Inputs) -> tuple[str, ...]:
-    """Set the inputs' dims and what follows; says which nodes were rewritten."""
+    """Set the inputs' dims and all that depends on them; returns the rewritten nodes."""
     change = batch_change(declared, bound)
     rewritten = propagate_batch(model, change) if change is not None else ()
     written = [dims_of(value) for value in model.graph.outputs]
@@ -112,7 +112,7 @@ def _apply(model: ir.Model, declared: Inputs, bound: Inputs) -> tuple[str, ...]:
 
 
 def _keep_symbols(output: ir.Value, written: Dims | None) -> None:
-    """Let an output have the names it had where its new size is unknown."""
+    """Restore the symbols of an output where its new size is unknown."""
     dims = output.shape
     if written is None or (dims is not None and len(dims) != len(written)):
         return
@@ -149,14 +149,14 @@ def _tensor(value: ir.Value) -> TensorDims:
 
 
 def _try_shapes(source: Path, staged: Path, model: ir.Model) -> Proof:
-    """Check a file with new shapes, run it, and compare it sample by sample where that makes sense.
+    """Check a file with new shapes, run it, and compare it sample by sample if possible.
 
-    A fault that the old file has, too, is not held against the new one.
+    A fault of the old file does not count against the new one.
 
     Args:
-        source: The file as it was.
+        source: The original file.
         staged: The new file.
-        model: What the new file holds.
+        model: The model in the new file.
 
     Raises:
         ModelError: If the new one does not work and the old one does.
@@ -214,13 +214,13 @@ def _not_working(why: str, changed: bool) -> ModelError:
 
 
 def _is_to_blame(worker: Worker, files: tuple[Path, Path], old: ir.Model, *, changed: bool) -> bool:
-    """Whether it is the shapes that a new model fails on, not the engine or random values."""
+    """Whether a new model fails because of its shapes, not the engine or random values."""
     source, staged = files
     if not _runs(worker, source):
         return False
     if not _runs(worker, staged):
         return True
-    if not changed:  # then the old model fails on the same inputs
+    if not changed:  # the old model would fail on the same inputs
         return all(value.dtype in FLOAT_TYPES for value in model_inputs(old))
     try:
         return _runs(worker, source, _feeds(old))
@@ -229,7 +229,7 @@ def _is_to_blame(worker: Worker, files: tuple[Path, Path], old: ir.Model, *, cha
 
 
 def _runs(worker: Worker, path: Path, feeds: Feeds | None = None) -> bool:
-    """Whether a model opens, and runs if there are inputs for it."""
+    """Whether a model opens, and runs on the inputs if there are any."""
     try:
         with worker.opened(path) as opened:
             if feeds is not None:

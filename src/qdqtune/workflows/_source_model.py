@@ -1,4 +1,4 @@
-"""The model that a workflow starts from: float, or quantized already and taken apart."""
+"""The model that a workflow starts from: float, or quantized with its Q/DQ removed."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from qdqtune.records._ranges import CalibrationSource, Ranges
 
 _logger = logging.getLogger(__name__)
 
-# One in twenty may be lost to folding or be written in another way.
+# One in twenty may be lost to folding, or be written differently.
 _MOST_DIFFERING = 0.05
 _PRODUCTS = ("Gemm", "MatMul")
 
-# Quantizers let the saturation of a Q stand for these.
+# Quantizers replace these by the saturation of a Q.
 _LEFT_OUT = ("Clip", "Relu")
 _Kind = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Source:
-    """A model as workflows take it.
+    """A model as the workflows use it.
 
     Attributes:
         path: The file.
-        model: The float model, folded unless that was not wanted: the file's own, or the one inside
-            a Q/DQ file.
-        reading: What was quantized in the file; None if it is a float model.
+        model: The float model, folded unless disabled: the file's own, or the one inside a Q/DQ
+            file.
+        reading: The Q/DQ read from the file; None if it is a float model.
         labels: What qdqtune wrote into the file's metadata when it quantized it.
-        has_bfloat16: Whether the file does, which CPUs can't run.
-        converted_from: The half float type of the file, if the model was converted to float32 for
-            want of integer kernels for that; its inputs and outputs still have it.
+        has_bfloat16: Whether the file has bfloat16, which CPUs can't run.
+        converted_from: The half-precision type of the file, if the model was converted to float32
+            because there are no integer kernels for that type; inputs and outputs keep it.
     """
 
     path: Path
@@ -60,12 +60,12 @@ class Source:
 
     @property
     def encodings(self) -> Mapping[str, ReadEncoding]:
-        """The encodings that the file came with, by tensor."""
+        """The encodings in the file, by tensor."""
         return self.reading.encodings if self.reading is not None else {}
 
     @property
     def scales_from(self) -> CalibrationSource:
-        """What the file's scales were taken from, as far as it says."""
+        """The source of the file's scales, as far as the file records it."""
         label = self.labels.get("qdqtune.calibration", "")
         known = {source.value: source for source in CalibrationSource}
         return known.get(label, CalibrationSource.GIVEN)
@@ -79,18 +79,18 @@ def open_source(
     optimize: bool = True,
     float_types: Collection[ir.DataType] | None = None,
 ) -> Source:
-    """Read a model, clean it up, and take out the Q/DQ that it may have.
+    """Read a model, clean it up, and remove its Q/DQ if it has any.
 
-    A Q/DQ model is only folded: what its pairs guard stays, so that its tensors are still those
-    that its scales were learned for.
+    A Q/DQ model is only folded: everything between its pairs stays, so that its tensors are still
+    those that its scales were made for.
 
     Args:
         path: A float or Q/DQ model.
-        opset: The least opset that is needed.
-        precision: The float type that the model is to be computed in; None is its own.
-        optimize: Whether to do so; otherwise nothing is computed, absorbed or removed.
-        float_types: Those for which there are integer kernels: a model in another one is computed
-            in float32, unless `precision` says something else. None takes the model as it is.
+        opset: The minimum opset.
+        precision: The float type to compute the model in; None for its own.
+        optimize: Whether to clean it up; otherwise nothing is computed, absorbed or removed.
+        float_types: Types for which there are integer kernels: a model in another type is computed
+            in float32, unless `precision` is set. None takes the model as it is.
 
     Raises:
         ModelError: If it can't be read, or is quantized in a way that can't be undone.
@@ -102,7 +102,7 @@ def open_source(
         converted_from = next((each.name.lower() for each in types_in(model, without)), "")
         precision = Precision.FP32 if converted_from else None
     prepare: Preparation = make_ready
-    if optimize:  # what is quantized already is not to be merged or moved
+    if optimize:  # quantized parts must not be merged or moved
         prepare = fold if has_qdq(model) else optimize_graph
     opened = make_float(model, path, opset, precision, prepare=prepare)
     done = "folded, " if optimize else ""
@@ -113,7 +113,7 @@ def open_source(
 
 
 def float32_twin(model: ir.Model) -> ir.Model:
-    """The model itself, or its float32 form if it has half floats, which CPUs hardly run."""
+    """Return the model, or its float32 form if it has half precision, which CPUs hardly support."""
     if not has_types(model, HALF_TYPES):
         return model
     twin = model.clone()
@@ -122,19 +122,19 @@ def float32_twin(model: ir.Model) -> ir.Model:
 
 
 def has_types(model: ir.Model, dtypes: Collection[ir.DataType]) -> bool:
-    """Whether a tensor of the main graph is of one of these types."""
+    """Whether a tensor of the main graph has one of these types."""
     return bool(types_in(model, dtypes))
 
 
 def types_in(model: ir.Model, dtypes: Collection[ir.DataType]) -> list[ir.DataType]:
-    """Those of some types that tensors of the main graph have."""
+    """Return those of some types that tensors of the main graph have."""
     index = GraphIndex(model)
     there = {index.dtype(name) for name in index.value}
     return [dtype for dtype in sorted(dtypes) if dtype in there]
 
 
 def ranges_behind_casts(ranges: Ranges, index: GraphIndex) -> Ranges:
-    """The ranges with those on the other side of Casts added: only the type differs there."""
+    """Add the ranges on the other side of Casts, where only the type differs."""
     known = dict(ranges.by_tensor)
     ends = [
         (node.inputs[0].name or "", node.outputs[0].name or "")
@@ -152,11 +152,11 @@ def check_same_model(model: ir.Model, other: ir.Model, path: Path) -> None:
 
     Args:
         model: The model.
-        other: What is said to be a quantized form of it, without its Q/DQ.
-        path: The file of that.
+        other: The supposed quantized form of it, without its Q/DQ.
+        path: The file of the other model.
 
     Raises:
-        UsageError: If it is one of another model.
+        UsageError: If it is a form of another model.
     """
     own, others = _weighted_ops(model), _weighted_ops(other)
     missing, added = own - others, others - own
@@ -179,15 +179,15 @@ def check_same_model(model: ir.Model, other: ir.Model, path: Path) -> None:
 def activations_in(
     model: ir.Model, other: ir.Model, placement: Placement
 ) -> tuple[int, frozenset[str]]:
-    """Which activations of a model are quantized in a form of it that somebody made.
+    """Find the activations of a model that another tool's quantized form of it quantizes.
 
     Args:
         model: The model.
-        other: That form, without its Q/DQ.
-        placement: Where it had them.
+        other: The quantized form, without its Q/DQ.
+        placement: The placement of its Q/DQ.
 
     Returns:
-        How many activations are quantized there, and the names of those that the model has.
+        Number of activations quantized there, and the names of those that the model has.
     """
     index, others = GraphIndex(model), GraphIndex(other)
     quantized = [tensor for tensor in placement.tensors if not others.is_constant(tensor)]
@@ -195,16 +195,17 @@ def activations_in(
     for tensor in quantized:
         producer = others.value[tensor].producer()
         before = producer.inputs[0] if is_op(producer, *_LEFT_OUT) and producer else None
-        # The activation was left out, and what is before it may have got the name of its result.
+        # The quantizer may have removed the activation, and given its result's name to the tensor
+        # before it.
         names = (tensor, before.name if before is not None else None)
         found.add(next((name for name in names if name in index.value), None))
     return len(quantized), frozenset(name for name in found if name)
 
 
 def _weighted_ops(model: ir.Model) -> Counter[_Kind]:
-    """How many ops there are of each kind and shape of weights.
+    """Count the weighted ops of each kind and weight shape.
 
-    Quantizers turn a Gemm into a MatMul and an Add, or the other way round, and transpose weights.
+    Quantizers turn a Gemm into a MatMul and an Add, or the reverse, and transpose weights.
     """
     found: Counter[_Kind] = Counter()
     for node in model.graph:
@@ -222,7 +223,7 @@ def _weighted_ops(model: ir.Model) -> Counter[_Kind]:
 
 
 def _constant_shape(value: ir.Value | None) -> tuple[int, ...] | None:
-    """The shape of a constant, also of one behind a DequantizeLinear that is still there."""
+    """Return the shape of a constant, looking through a remaining DequantizeLinear."""
     producer = value.producer() if value is not None else None
     if is_op(producer, DEQUANTIZE):
         assert producer is not None
@@ -232,7 +233,7 @@ def _constant_shape(value: ir.Value | None) -> tuple[int, ...] | None:
 
 
 def _listed(ops: Counter[_Kind]) -> str:
-    """The number of ops, and one of the most frequent."""
+    """Return the number of ops, with an example of the most frequent kind."""
     ((op_type, shape), _) = max(ops.items(), key=lambda item: (item[1], item[0]))
     weights = "x".join(map(str, shape))
     more = ops.total() - 1

@@ -25,7 +25,7 @@ from qdqtune.records._quantization import StripReport
 from qdqtune.workflows._arguments import AnyModel, as_file, in_form_of, output_file
 from qdqtune.workflows._convert import random_error
 
-# Activations that are put back may need it: Clip with inputs came with 11.
+# Restored activations may need it: Clip with inputs requires opset 11.
 _LEAST_OPSET = 11
 
 
@@ -33,7 +33,7 @@ _LEAST_OPSET = 11
 def strip(
     model: AnyModel, output: str | os.PathLike[str] | None, config: StripConfig
 ) -> StripReport:
-    """Take Q/DQ out of a model, write the float model inside it, and compare the two.
+    """Remove Q/DQ from a model, write the float model inside it, and compare the two.
 
     Args:
         model: A path, a proto or an `onnx_ir.Model` with Q/DQ.
@@ -77,7 +77,7 @@ def strip(
 def _stripped(
     path: Path, weights_from: Path | None, request: InputRequest
 ) -> tuple[ir.Model, ReadResult]:
-    """The float model inside a file, and what was quantized in it."""
+    """Return the float model inside a file, and the Q/DQ that it had."""
     model = load_model(path)
     refuse_integer_ops(model, path)
     resolve_shapes(model, request)

@@ -1,4 +1,4 @@
-"""`verify`: measure a model anew, under the conditions of its run: is it what the run said?"""
+"""`verify`: measure a model again under the conditions of its run, and check the run's claims."""
 
 from __future__ import annotations
 
@@ -56,21 +56,21 @@ _MOST_ELEMENTS = 1 << 28
 
 @configured(VerifyConfig)
 def verify(model: AnyModel, config: VerifyConfig) -> VerifyReport:
-    """Check a model against what the run beside it claims: file, placement, error and speed.
+    """Check a model against the claims of the run next to it: file, placement, error and speed.
 
-    A run's folder may come from a stranger. Of what it records, only the names of qdqtune's own
-    engines, their plain options, and shapes, ranges and the seed of inputs are used. Whatever is
-    run, loaded, opened or takes threads has to be said here; the report tells what was left out.
+    A run's folder may be untrusted. Of its records, only the names of qdqtune's own engines, their
+    plain options, and shapes, ranges and the seed of inputs are used. Anything that is run, loaded
+    or opened, or that takes threads, must be passed explicitly; the report lists what was ignored.
 
     Args:
-        model: The model in question: a path, or a proto or an `onnx_ir.Model`, which no run
-            claims anything about.
+        model: The model to check: a path, or a proto or an `onnx_ir.Model`, about which no run
+            makes claims.
         config: The settings; any of its fields can be given as a keyword instead. If no sizes of
             inputs are given, those of the run are used.
 
     Raises:
-        QdqtuneError: For any error that the user can act on. A model that does not
-            match its claim is not an error but a report.
+        QdqtuneError: For any error that the user can act on. A model that does not match its claim
+            is not an error but a report.
     """
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(as_file(model))
@@ -103,12 +103,12 @@ class _Verification:
     shown: tuple[str, str]
 
     def run(self) -> VerifyReport:
-        """Check what can be checked without running anything, then measure."""
+        """Check everything that can be checked without running a model, then measure."""
         file, baseline = self.file, self.baseline
         run_files = (file.with_name(name) for name in (SUMMARY, PLACEMENT, JOURNAL))
         if self.config.against is not None and not any(each.exists() for each in run_files):
             return VerifyReport(self._measure(self._asked))
-        parse_model(file)  # what is no model is told before it is hashed
+        parse_model(file)  # report an invalid model before hashing it
         sha256 = sha256_of_model(file)
         claim = self._claim(sha256)
         if isinstance(claim, str):
@@ -123,7 +123,7 @@ class _Verification:
         return self._measured(VerifyReport(None, claim, edges, is_as_given, checks), claim)
 
     def _claim(self, sha256: str) -> Claim | str:
-        """Return the claim in the summary beside the file, or why it can't be used."""
+        """Return the claim in the summary next to the file, or why it can't be used."""
         file = self.file
         claim = read_beside(
             file, SUMMARY, lambda text: Claim.from_summary(parse_json(text, SUMMARY))
@@ -143,7 +143,7 @@ class _Verification:
         return claim
 
     def _measured(self, report: VerifyReport, claim: Claim) -> VerifyReport:
-        """The report with speed and error, measured under the claim's conditions if possible."""
+        """Add speed and error to the report, measured under the claim's conditions if possible."""
         conditions, left_out = self._conditions_of(claim)
         try:
             if not conditions.engine:
@@ -184,7 +184,7 @@ class _Verification:
     def _error(
         self, report: VerifyReport, claim: Claim, conditions: BenchConfig
     ) -> tuple[Check, float | None]:
-        """The error beside the one that was claimed, and the error itself, if it was measured."""
+        """Compare the error with the claimed one; returns the check, and the error if measured."""
         data = self.config.calibration_data
         if claim.kept_float and report.is_as_given:
             text = "the run kept its baseline, and this is it, byte for byte"
@@ -219,7 +219,7 @@ class _Verification:
 
     @property
     def _asked(self) -> BenchConfig:
-        """The conditions where nothing is claimed."""
+        """The conditions if there is no claim."""
         engine = self.config.engine or registry.AUTO
         return shared(BenchConfig, self.config, engine=engine, inputs=self.config.input_request)
 
@@ -268,7 +268,7 @@ class _Verification:
         return bool(config.engine_options or config.threads or about_inputs or about_data)
 
     def _flags(self) -> Iterator[_Flag]:
-        """Return the flags for the user's conditions."""
+        """Yield the flags for the user's conditions."""
         config, inputs = self.config, self.config.input_request
         data = config.calibration_data
         ranges = ((name, f"{low:g}:{high:g}") for name, (low, high) in inputs.ranges.items())
@@ -292,7 +292,7 @@ def _shape(name: str, shape: tuple[int | None, ...]) -> str:
 
 
 def _together(records: Sequence[BenchRecord]) -> BenchRecord:
-    """The first record, with what all of them say of the speedup, each in its own process."""
+    """Return the first record, with the speedup combined from all, each from its own process."""
     found = [record.entries[1].against_first for record in records]
     known = [each for each in found if each is not None]
     if len(known) < len(records):

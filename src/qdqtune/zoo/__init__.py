@@ -1,7 +1,7 @@
-"""Models for demos, tests and benchmarks, built on the spot with seeded random weights.
+"""Models for demos, tests and benchmarks, built on demand with seeded random weights.
 
-Shapes are those of the published architectures; weights are drawn such that activations stay sane
-at any depth and channels differ in magnitude, as they do in trained models.
+Shapes are those of the published architectures; weights are drawn so that activations stay in a
+reasonable range at any depth and channels differ in magnitude, as they do in trained models.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _BUILDERS: dict[str, Callable[..., onnx.ModelProto]] = {
 }
 
 ARCHITECTURES: tuple[str, ...] = tuple(_BUILDERS)
-"""The names that `build` knows."""
+"""The names that `build` accepts."""
 
 
 def build(name: str, *, seed: int = 0, **settings: Any) -> onnx.ModelProto:
@@ -63,7 +63,7 @@ def build(name: str, *, seed: int = 0, **settings: Any) -> onnx.ModelProto:
         **settings: Sizes that differ from the architecture's `default_settings`.
 
     Raises:
-        UsageError: The name, the seed or a setting is not one there is.
+        UsageError: If the name, the seed or a setting is invalid.
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise UsageError(f"the seed is {seed!r}", "It must be a whole number of at least 0.")
@@ -77,13 +77,13 @@ def build(name: str, *, seed: int = 0, **settings: Any) -> onnx.ModelProto:
 
 
 def default_settings(name: str) -> dict[str, Setting]:
-    """The settings of an architecture, with their defaults."""
+    """Return the settings of an architecture, with their defaults."""
     parameters = inspect.signature(_builder(name)).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def describe(name: str) -> str:
-    """One line about an architecture."""
+    """Return a one-line description of an architecture."""
     return inspect.getdoc(_builder(name)) or ""
 
 
@@ -94,7 +94,7 @@ def _builder(name: str) -> Callable[..., onnx.ModelProto]:
 
 
 def _checked(what: str, default: Setting, value: Any) -> Setting:
-    """A setting's value, if it is of the kind of the default."""
+    """Return a setting's value if it has the type of the default."""
     if isinstance(default, bool):
         fits, kind = isinstance(value, bool), "true or false"
     elif isinstance(default, tuple):

@@ -100,9 +100,9 @@ def _read_settings(name: str, assignments: Sequence[str]) -> dict[str, object]:
 
 
 def _parsed(default: Setting, text: str) -> Setting | str:
-    """Reads a setting as a user types it (`64`, `0.5`, `true`, `2,2,4,2`).
+    """Parses a setting as a user types it (`64`, `0.5`, `true`, `2,2,4,2`).
 
-    What can't be read is returned as it is; `build` tells the user.
+    A text that can't be parsed is returned unchanged; `build` reports the error.
     """
     try:
         if isinstance(default, bool):

@@ -84,7 +84,7 @@ class SeededWeights:
         return rounded(size * np.exp(logarithms - _SPREAD**2))
 
     def _bell(self, name: str, shape: Sequence[int]) -> Float32s:
-        """Sums of four uniform 16-bit integers, centred: whole numbers, exact in float32."""
+        """Draws sums of four uniform 16-bit integers, centred: whole numbers, exact in float32."""
         source = np.random.SeedSequence([self._seed, zlib.crc32(name.encode())])
         raw = np.random.PCG64(source).random_raw(int(np.prod(shape)))
         pairs = (raw & _LANES) + ((raw >> np.uint64(16)) & _LANES)
@@ -108,8 +108,8 @@ class Marginal:
     """The distribution of a value.
 
     Attributes:
-        points: Per channel, equally likely values in ascending order. One row where channels are
-            not told apart.
+        points: Per channel, equally likely values in ascending order. One row if channels are not
+            distinguished.
     """
 
     points: Float64s
@@ -131,46 +131,46 @@ class Marginal:
         return float(np.mean(self.points**2))
 
     def through(self, activation: Elementwise) -> Marginal:
-        """After an elementwise function."""
+        """Applies an elementwise function."""
         return Marginal(np.sort(activation(self.points), axis=1))
 
     def scaled(self, factors: Float64s) -> Marginal:
-        """After a multiplication of each channel by a positive factor of its own."""
+        """Multiplies each channel by its own positive factor."""
         return Marginal(self.points * factors[:, None])
 
     def plus(self, other: Marginal) -> Marginal:
-        """The sum of two independent values."""
+        """Adds an independent value."""
         sums = np.concatenate([self.points + other.points[:, pairs] for pairs in _PAIRINGS], axis=1)
         points = np.sort(sums, axis=1).reshape(len(sums), _POINTS, -1).mean(axis=2)
-        # Pairing a part of all pairs and averaging neighbours lose a little of the spread.
+        # Using only some of all pairs, and averaging neighbours, loses a little of the spread.
         (mean, var), (other_mean, other_var) = self.moments, other.moments
         centre = points.mean(axis=1, keepdims=True)
         stretch = np.sqrt((var + other_var) / points.var(axis=1))
         return Marginal((points - centre) * stretch[:, None] + (mean + other_mean)[:, None])
 
     def average_of(self, count: int) -> Marginal:
-        """The average over `count` positions."""
+        """Averages over `count` positions."""
         mean, var = self.moments
         return Marginal.normal(mean, var / count)
 
     def largest_of(self, count: int) -> Marginal:
-        """The largest of `count` positions."""
+        """Takes the largest of `count` positions."""
         positions = _RANKS ** (1.0 / count) * _POINTS - 0.5
         low = np.clip(np.floor(positions).astype(int), 0, _POINTS - 2)
         share = positions - low
         return Marginal(self.points[:, low] * (1 - share) + self.points[:, low + 1] * share)
 
     def channels(self, first: int, last: int) -> Marginal:
-        """The channels from `first` up to, not including, `last`."""
+        """Selects the channels from `first` up to, not including, `last`."""
         return Marginal(self.points[first:last])
 
     def shuffled(self, groups: int) -> Marginal:
-        """The channels in the order of a channel shuffle."""
+        """Reorders the channels as a channel shuffle does."""
         return Marginal(self.points[np.arange(len(self.points)).reshape(groups, -1).T.ravel()])
 
 
 def concatenated(marginals: Sequence[Marginal]) -> Marginal:
-    """The channels of several values, one after the other."""
+    """Concatenates the channels of several values."""
     return Marginal(np.concatenate([marginal.points for marginal in marginals]))
 
 
@@ -184,9 +184,9 @@ class Value:
     """A tensor of the graph under construction.
 
     Attributes:
-        name: Its name in the graph; empty for an input left out.
+        name: Its name in the graph; empty for an omitted input.
         shape: Its static shape.
-        marginal: What its values look like.
+        marginal: The distribution of its values.
     """
 
     name: str
@@ -202,15 +202,15 @@ class GraphBuilder:
 
     Args:
         name: The graph's name.
-        seed: What the weights are drawn from.
+        seed: Seed of the weights.
         folded: Whether BatchNormalization is folded into the convolution before it.
-        branches: The number of residual branches that there will be in a row.
+        branches: The number of consecutive residual branches.
         open_batch: Whether the leading dim of inputs and outputs is the symbol N.
 
     Attributes:
-        branch_gain: The spread of what a branch adds to a stream that starts with about 1. The
-            more branches, the less each: BatchNorm makes a stack of them chaotic, so errors of the
-            estimated statistics would grow with every block.
+        branch_gain: The spread of a branch's addition to a stream that starts with about 1. It
+            falls with the number of branches: BatchNorm makes a stack of them chaotic, so errors of
+            the estimated statistics would grow with every block.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class GraphBuilder:
         return Value(name, tuple(shape))
 
     def initializer(self, name: str, array: NDArray[Any]) -> Value:
-        """Adds a constant tensor under a name of its own."""
+        """Adds a constant tensor under a unique name."""
         assert name not in self._initializers, name
         self._initializers[name] = numpy_helper.from_array(array, name)
         return Value(name, array.shape)
@@ -253,7 +253,7 @@ class GraphBuilder:
         return self.initializer(name, np.array(numbers, np.int64))
 
     def shared_scalar(self, name: str, number: float) -> Value:
-        """Returns the one constant of that name, made at its first use."""
+        """Returns the only constant of that name, created on first use."""
         if name in self._initializers:
             return Value(name, ())
         return self.initializer(name, np.array(number, np.float32))
@@ -273,7 +273,7 @@ class GraphBuilder:
         Args:
             op_type: The ONNX operator.
             name: The node's name; its output is called `<name>_output`.
-            inputs: What it reads.
+            inputs: Its inputs.
             shape: The output's shape; the first input's unless given.
             marginal: The output's distribution; the first input's unless given.
             **attributes: The operator's attributes.
@@ -317,7 +317,7 @@ class GraphBuilder:
         """Finishes the model.
 
         Args:
-            outputs: The graph outputs, by the name they shall have.
+            outputs: The graph outputs, by their names.
         """
         names = {value.name: name for name, value in outputs.items()}
         for node in self._nodes:

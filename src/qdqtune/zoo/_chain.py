@@ -81,7 +81,8 @@ def _gated(b: GraphBuilder, x: Value, name: str, weights: _Weights) -> Value:
     return b.node("InstanceNormalization", f"{name}.norm", [y, *weights.norm])
 
 
-# Each block with the number of nodes it adds. The norm at its end keeps any number of them sane.
+# Each block with the number of nodes it adds. The norm at its end keeps values in range at any
+# length.
 _BLOCKS: tuple[tuple[Callable[[GraphBuilder, Value, str, _Weights], Value], int], ...] = (
     (_residual, 6),
     (_bottleneck, 7),

@@ -71,7 +71,7 @@ def _shortcut(b: GraphBuilder, x: Value, name: str, channels: int, stride: int) 
 def _resnet(
     name: str, about: str, block: _Block, default: Sequence[int]
 ) -> Callable[..., onnx.ModelProto]:
-    """Returns the function that builds a ResNet with so many blocks per stage by default."""
+    """Returns a function that builds a ResNet with this many blocks per stage by default."""
 
     def build(
         seed: int,
@@ -183,7 +183,7 @@ _EFFICIENTNET_STAGES = (
 
 
 def _whole_eighths(channels: float) -> int:
-    """The multiple of 8 nearest to a scaled number of channels, never more than 10 % below it."""
+    """Return the multiple of 8 nearest to a scaled channel count, at most 10 % below it."""
     nearest = max(8, int(channels + 4) // 8 * 8)
     return nearest if nearest >= 0.9 * channels else nearest + 8
 
@@ -199,14 +199,14 @@ def _mobile_network(
     gain: float = 1.0,
     is_gated: bool = False,
 ) -> Value:
-    """Adds a stem, inverted residual blocks and a last convolution with so many channels."""
+    """Adds a stem, inverted residual blocks and a last convolution with `last` channels."""
     kind = activate.__name__
 
     def activated(x: Value, name: str, channels: int, window: Window = POINTWISE) -> Value:
         return activate(b, conv_bn(b, x, name, channels, window, gain=gain), f"{name}.{kind}")
 
     def block(x: Value, name: str, channels: int, expansion: int, window: Window) -> Value:
-        """Wide inside, narrow between blocks; the shortcut is there where shapes allow it."""
+        """Wide inside, narrow between blocks; with a shortcut if shapes allow it."""
         hidden = x.shape[1] * expansion
         y = activated(x, f"{name}.expand", hidden) if expansion > 1 else x
         y = activated(y, f"{name}.depthwise", hidden, replace(window, groups=hidden))

@@ -64,7 +64,7 @@ def _double_conv(b: GraphBuilder, x: Value, name: str, channels: int) -> Value:
 
 
 def _conv_transpose(b: GraphBuilder, x: Value, name: str, channels: int) -> Value:
-    """Doubles the map: each input pixel becomes a 2x2 patch, patches don't overlap."""
+    """Doubles the map: each input pixel becomes a 2x2 patch, without overlap."""
     batch, in_channels, height, width = x.shape
     weight = b.weights.normal(
         f"{name}.weight",
@@ -126,7 +126,7 @@ def _branch(b: GraphBuilder, x: Value, name: str, width: int, channels: int) -> 
 
 
 def _distances(b: GraphBuilder, boxes: Value) -> Value:
-    """The expected distance to each side of the box: a Conv over the Softmax of its bins."""
+    """Adds the expected distance to each side of the box: a Conv over the Softmax of its bins."""
     batch, _, places = boxes.shape
     x = b.reshape("dfl.reshape", boxes, (batch, 4, _BINS, places))
     x = b.transpose("dfl.transpose", x, (0, 2, 1, 3))
@@ -138,7 +138,7 @@ def _distances(b: GraphBuilder, boxes: Value) -> Value:
 
 
 def _decoded(b: GraphBuilder, distances: Value, sides: Sequence[int], image: int) -> Value:
-    """Boxes as centre and size, from the distances around each place's centre."""
+    """Adds boxes as centre and size, from the distances around each place's centre."""
     batch, _, places = distances.shape
     half = (batch, 2, places)
     centres = [

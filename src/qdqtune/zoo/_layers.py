@@ -1,6 +1,6 @@
 """Layers: convolutions, activations and pools on NCHW values.
 
-Linear, LayerNorm and attention on channels-last ones.
+Also Linear, LayerNorm and attention on channels-last values.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def silu_of(x: Float64s) -> Float64s:
 
 
 def gelu_of(x: Float64s) -> Float64s:
-    """GELU, in its tanh form: an estimate needs no better."""
+    """GELU in its tanh form, which is good enough for an estimate."""
     return 0.5 * x * (1.0 + np.tanh(0.7978845608 * (x + 0.044715 * x**3)))
 
 
@@ -59,8 +59,8 @@ class Window:
     Attributes:
         kernel: Its side.
         stride: Its step.
-        groups: The groups of channels (of a Conv).
-        padded: Whether `kernel // 2` zeros are put around the map.
+        groups: The number of channel groups of a Conv.
+        padded: Whether the map is padded with `kernel // 2` zeros.
     """
 
     kernel: int = 1
@@ -70,24 +70,24 @@ class Window:
 
     @property
     def pad(self) -> int:
-        """The zeros on each side."""
+        """The number of zeros on each side."""
         return self.kernel // 2 if self.padded else 0
 
     @property
     def attributes(self) -> dict[str, list[int]]:
-        """The attributes of an op that slides it."""
+        """The attributes of an op with this window."""
         sides = {"kernel_shape": [self.kernel] * 2, "strides": [self.stride] * 2}
         return {**sides, "pads": [self.pad] * 4}
 
     def output_sizes(self, x: Value) -> list[int]:
-        """Height and width of what comes out."""
+        """Return the height and width of the output."""
         return [self.output_size(size) for size in x.shape[2:]]
 
     def output_size(self, size: int) -> int:
-        """The side of the map that comes out.
+        """Return the side of the output map.
 
         Raises:
-            UsageError: Nothing would come out.
+            UsageError: If the output would be empty.
         """
         room = size + 2 * self.pad - self.kernel
         if room < 0:
@@ -98,7 +98,7 @@ class Window:
         return room // self.stride + 1
 
     def presence(self, size: int) -> Float64s:
-        """How often each tap of the kernel reads the map, not the zeros around it."""
+        """Return how often each tap of the kernel reads the map, not the zeros around it."""
         starts = np.arange(self.output_size(size)) * self.stride - self.pad
         reads = starts[:, None] + np.arange(self.kernel)
         inside: Float64s = ((reads >= 0) & (reads < size)).mean(axis=0)
@@ -111,7 +111,7 @@ POINTWISE = Window()
 def _draw_convolution(
     b: GraphBuilder, x: Value, name: str, channels: int, window: Window, gain: float = 1.0
 ) -> tuple[Float32s, Marginal]:
-    """Draws a weight such that the outputs have a spread of about `gain`; returns both."""
+    """Draws a weight so that the outputs have a spread of about `gain`; returns both."""
     _, in_channels, height, width = x.shape
     groups = window.groups
     presence = np.outer(window.presence(height), window.presence(width)).ravel()
@@ -128,7 +128,7 @@ def _draw_convolution(
     )
     squares = taps**2
     out_mean = np.einsum("goi,gi->go", taps @ presence, mean)
-    # A tap that falls on padding now and then adds the variance of its being there.
+    # A tap that sometimes reads padding adds the variance of its presence.
     out_var = np.einsum("goi,gi->go", squares @ presence, var)
     out_var += np.einsum("goi,gi->go", squares @ (presence * (1 - presence)), mean**2)
     return weight, Marginal.normal(out_mean.ravel(), out_var.ravel())
@@ -138,16 +138,16 @@ BIAS_SIZE = 0.1
 """The spread of biases, relative to that of the outputs they are added to."""
 
 SILU_GAIN = 2.0
-"""The spread before SiLU: there it is almost as straight as ReLU, which keeps estimates good."""
+"""The spread before SiLU: there it is almost as linear as ReLU, which keeps estimates accurate."""
 
-# BatchNorm's shift, relative to its scale. Somewhat more than half of the units active makes a deep
-# stack less chaotic: errors of the estimated statistics die out, at 0 they grow with every layer.
+# BatchNorm's shift, relative to its scale. With somewhat more than half of the units active, a deep
+# stack is less chaotic: errors of the estimated statistics decay; at 0 they grow with every layer.
 _SHIFT = 0.25
 _SHIFT_SPREAD = 0.2
 
 
 def require_multiple(name: str, value: int, of_name: str, of: int) -> None:
-    """Refuses a setting that another one doesn't divide."""
+    """Rejects a setting that is not a multiple of another one."""
     if value % of:
         raise UsageError(
             f"{name}={value} is not a multiple of {of_name}={of}", f"Choose {name} or {of_name} so."
@@ -190,7 +190,7 @@ def conv_bn(
     gain: float = 1.0,
     epsilon: float = 1e-5,
 ) -> Value:
-    """Adds a Conv without bias and a BatchNormalization, or the Conv both fold into.
+    """Adds a Conv without bias and a BatchNormalization, or the Conv that both are folded into.
 
     Args:
         b: The builder.
@@ -254,7 +254,7 @@ def silu(b: GraphBuilder, x: Value, name: str) -> Value:
 
 
 def add(b: GraphBuilder, x: Value, y: Value, name: str) -> Value:
-    """Adds the sum of two values of one shape."""
+    """Adds the sum of two values of the same shape."""
     return b.node("Add", name, [x, y], marginal=x.marginal.plus(y.marginal))
 
 
@@ -304,10 +304,10 @@ def flatten(b: GraphBuilder, x: Value, name: str) -> Value:
 
 
 SHARPNESS = 1.3
-"""The spread of queries and keys; above 1, so that attention picks few tokens."""
+"""The spread of queries and keys; above 1, so that attention selects few tokens."""
 
-# How many independent tokens an attention's output averages over: more in the first layers, but
-# with depth tokens grow alike.
+# Number of independent tokens that an attention's output averages over: more in the first layers,
+# but tokens become more similar with depth.
 _INDEPENDENT_TOKENS = 3
 
 
@@ -341,7 +341,7 @@ def linear(b: GraphBuilder, x: Value, name: str, width: int, *, gain: float = 1.
 
 
 def gemm(b: GraphBuilder, x: Value, name: str, width: int) -> Value:
-    """Adds a Gemm on a matrix, the weight stored transposed as classifiers have it."""
+    """Adds a Gemm on a matrix; the weight is stored transposed, as usual in classifiers."""
     weight, bias, marginal = _draw_linear(b, x, name, width, 1.0, transposed=True)
     operands = b.parameters(name, weight=weight, bias=bias)
     shape = (x.shape[0], width)
@@ -374,7 +374,7 @@ def gelu(b: GraphBuilder, x: Value, name: str) -> Value:
 
 
 def mixed_heads(b: GraphBuilder, scores: Value, v: Value, name: str) -> Value:
-    """Adds Softmax(scores) · v and puts the heads side by side again.
+    """Adds Softmax(scores) · v, and concatenates the heads.
 
     Args:
         b: The builder.

@@ -77,7 +77,7 @@ def _looked_up(b: GraphBuilder, name: str, ids: Value, rows: int, width: int, si
 
 
 def _mask_penalty(b: GraphBuilder, mask: Value) -> Value:
-    """0 where attention may look, a large negative number at padding."""
+    """Adds a mask: 0 where attention is allowed, a large negative number at padding."""
     batch, sequence = mask.shape
     axes = b.integers("mask.unsqueeze.axes", (1, 2))
     x = b.node("Unsqueeze", "mask.unsqueeze", [mask, axes], shape=(batch, 1, 1, sequence))

@@ -58,9 +58,9 @@ def map_layers(
     Args:
         index: The model that the engine was built from, with its node names.
         layers: In order of execution.
-        complete: Whether names and tensors tell all nodes of a layer. A node is then in every layer
-            that claims it, and none is assigned by neighbours. Otherwise each node is executed by
-            at most one layer.
+        complete: Whether names and tensors identify all nodes of a layer. A node is then in every
+            layer that claims it, and none is assigned by neighbours. Otherwise each node is
+            executed by at most one layer.
 
     Returns:
         The layers in the same order; a part of the model that was compiled as a whole gives several
@@ -184,12 +184,12 @@ def _take_enclosed(owners: _Owners) -> None:
             if not has_all:
                 starts |= _computed_inputs(owners, layer.whole.first)
                 ends = [*ends, *layer.whole.last] or _up_to_next_part(owners, layer.whole)
-            found = _behind(owners, ends, starts) | set(layer.told)  # not all of many are told
+            found = _behind(owners, ends, starts) | set(layer.told)  # long lists are cut short
             owners.named[number] = bool(layer.told)
         elif layer.reads and all(layer.reads):
             found = _behind(owners, ends, starts)
         else:
-            found = set(ends) - owners.owner.keys()  # where it begins is not known
+            found = set(ends) - owners.owner.keys()  # its inputs are not known
         for name in found:
             owners.own(number, name)
 
@@ -245,7 +245,7 @@ def _take_by_wiring(owners: _Owners) -> None:
                 owners.own(number, name)
     for number in range(len(owners.layers)):
         _take_inside(owners, number)
-    for is_transparent in (False, True):  # what computes comes first
+    for is_transparent in (False, True):  # layers that compute come first
         for number, layer in enumerate(owners.layers):
             if not owners.owned[number] and (layer.kind in TRANSPARENT) is is_transparent:
                 _take_between(owners, number)
@@ -322,7 +322,7 @@ def _join_producer(owners: _Owners, name: str, *, whatever: bool = False) -> Non
 
 
 def _is_place_for(owners: _Owners, number: int, name: str) -> bool:
-    """Whether a layer can run a node: a Concat runs no product, which was merged elsewhere."""
+    """Whether a layer can run a node: a Concat can't run a product, for example."""
     op_type, layer_type = owners.index.node[name].op_type, owners.layers[number].time.op_type
     return kind_of(op_type) not in LEADS or fits(layer_type, op_type) or takes_anything(layer_type)
 

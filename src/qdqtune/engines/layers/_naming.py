@@ -1,4 +1,4 @@
-"""Kinds of layers, and what an engine's names tell about the nodes that a layer executes."""
+"""Kinds of layers, and what an engine's names reveal about the nodes that a layer executes."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class WholePart:
 
 @dataclass(frozen=True)
 class NamedLayer:
-    """A layer with what its engine's naming tells about it: all that the mapper needs to know.
+    """A layer with what its engine's naming reveals, which is all that the mapper needs.
 
     Attributes:
         time: The layer, with its tensors by the engine's names.
         kind: What it computes.
-        told: Names of the nodes that the engine mentions with it.
+        told: Names of the nodes that the engine reports for it.
         claims: Those that it may execute, each with the reliability of the name.
         reads: Tensors of the model that it reads; empty strings for others.
         writes: Tensors of the model that it writes; empty strings for others.
@@ -78,7 +78,7 @@ class NamedLayer:
 SERVICES = frozenset({"Reformat", "Reorder", "ReorderInput", "ReorderOutput"})
 """Layer types that engines insert for other layers, without a corresponding op."""
 
-# Layer types that say nothing about their ops.
+# Layer types that reveal nothing about their ops.
 _ANYTHING = frozenset({"Subgraph"})
 # ONNX ops by the layer type that executes them under another name.
 _SYNONYMS = {
@@ -136,7 +136,7 @@ def fits(layer_type: str, op_type: str) -> bool:
 
 
 def takes_anything(layer_type: str) -> bool:
-    """Whether a layer's type says nothing about its ops."""
+    """Whether a layer's type reveals nothing about its ops."""
     return layer_type in _ANYTHING
 
 

@@ -1,9 +1,9 @@
 """The wiring of the two graphs to match: the model's nodes and the engine's layers.
 
-What was compiled as a whole is cut along it into the sublayers that it naturally has. A whole
-transformer may be one layer for TensorRT, and nothing tells what kernels it consists of. The
-sublayers are those that a compiler makes of it as a rule: a product with what is done to its
-result, an attention, a normalization.
+The wiring also determines how a part that was compiled as a whole is split into natural sublayers.
+TensorRT may report a whole transformer as one layer, and not reveal its kernels. The sublayers are
+those that a compiler usually creates: a product with the ops applied to its result, an attention, a
+normalization.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from qdqtune.records._measurement import LayerTime
 
 # Their results depend only on shapes, which engines usually know in advance.
 _OF_SHAPES = frozenset({"Shape", "Size"})
-# Unknown layers come in short chains, or nothing is known at all.
+# Unknown layers form short chains, unless nothing is known at all.
 _FARTHEST = 100
 _T = TypeVar("_T")
 
@@ -42,8 +42,8 @@ class ModelWiring:
         runs: Whether an engine is known to execute a node, whatever it depends on.
 
     Attributes:
-        computed: Names of the nodes whose values are not known before a run.
-        of_shapes: Names of the other nodes that are known once shapes are.
+        computed: Names of the nodes whose values depend on the model's inputs.
+        of_shapes: Names of the other nodes, whose values depend only on shapes.
     """
 
     def __init__(self, index: GraphIndex, runs: Callable[[ir.Node], bool] = has_body) -> None:
@@ -186,13 +186,13 @@ _ROLES = (
     (_PRODUCTS, _Role.PRODUCT), (_SOFTMAXES, _Role.SOFTMAX), (_NORMS, _Role.NORM),
     (_MOVES, _Role.MOVE), (_TAILS, _Role.TAIL),
 )  # fmt: skip
-# A row of pointwise ops without an end is cut somewhere.
+# Long chains of pointwise ops are cut at this length.
 _LONGEST = 60
 
 
 @dataclass
 class _Sublayer:
-    """A sublayer that grows; `open_scores` while it is an attention that waits for its values."""
+    """A growing sublayer; `open_scores` means an attention that still lacks its second product."""
 
     lead: _Role
     weighted: bool = False
@@ -202,13 +202,13 @@ class _Sublayer:
 
 
 def split(wiring: ModelWiring, nodes: Collection[str]) -> list[list[str]]:
-    """Cuts a part of a model into sublayers.
+    """Splits a part of a model into sublayers.
 
-    Inside the part, values flow from lower to higher numbers of sublayers only: none leaves a
-    sublayer and comes back to it.
+    Inside the part, values flow only from lower-numbered to higher-numbered sublayers: none leaves
+    a sublayer and returns to it.
 
     Args:
-        wiring: Of the model.
+        wiring: The wiring of the model.
         nodes: The nodes of the part.
 
     Returns:
@@ -218,7 +218,7 @@ def split(wiring: ModelWiring, nodes: Collection[str]) -> list[list[str]]:
     for name in wiring.in_order(name for name in nodes if not wiring.is_fixed(name)):
         depth[name] = max((depth.get(each, -1) for each in wiring.producers(name)), default=-1) + 1
     cutter = _Cutter(wiring, nodes)
-    # By depth: what feeds an attention comes before it, in whatever order the nodes are listed.
+    # Sorted by depth, so that the inputs of an attention precede it, whatever the order of nodes.
     for name in sorted(depth, key=lambda name: (depth[name], wiring.index.position[name])):
         cutter.place(name)
     cutter.send_moves_on()
@@ -234,7 +234,7 @@ class _Cutter:
         self.sublayers: list[_Sublayer] = []
 
     def place(self, name: str) -> None:
-        """Gives a node to the last of the sublayers that feed it, or begins a new one with it."""
+        """Adds a node to the last of the sublayers that feed it, or starts a new one with it."""
         node = self._wiring.index.node[name]
         homes = [self._home.get(each, -1) for each in self._wiring.producers(name)]
         last = max(homes, default=-1)
@@ -274,7 +274,7 @@ class _Cutter:
         return False
 
     def send_moves_on(self) -> None:
-        """What only moves values goes with what reads them, if that is one sublayer."""
+        """Merges sublayers that only move values into their reader, if there is just one."""
         for number in range(len(self.sublayers) - 1, -1, -1):
             sublayer = self.sublayers[number]
             homes = self._homes_of_readers(sublayer.nodes) - {number}
@@ -285,7 +285,7 @@ class _Cutter:
                 sublayer.nodes = []
 
     def place_fixed(self) -> None:
-        """Constants that are computed go with the first sublayer that reads them."""
+        """Adds computed constants to the first sublayer that reads them."""
         for name in reversed(self._wiring.in_order(filter(self._wiring.is_fixed, self._inside))):
             number = min(self._homes_of_readers([name]), default=len(self.sublayers))
             if number == len(self.sublayers):
@@ -298,7 +298,7 @@ class _Cutter:
         return {self._home[reader] for reader in readers if reader in self._home}
 
     def _leave(self, names: Collection[str]) -> bool:
-        """Whether anything outside reads what nodes write."""
+        """Whether anything outside reads the outputs of these nodes."""
         index = self._wiring.index
         values = [value.name or "" for name in names for value in index.node[name].outputs]
         readers = {reader for name in names for reader in self._wiring.after(name)}

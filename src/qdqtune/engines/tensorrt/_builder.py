@@ -13,7 +13,7 @@ from qdqtune.engines.tensorrt._files import BuildLog, TimingCacheFile, open_log
 from qdqtune.engines.tensorrt._layer_info import is_layer_list
 from qdqtune.engines.tensorrt._settings import STRONG, WEAK, Settings, ShapeRange
 
-# Without a GPU, other errors drag this one along.
+# Without a GPU, this error accompanies others and explains nothing.
 _NO_DRIVER = "catchCudaError"
 _MOST_REASONS = 3
 
@@ -23,7 +23,7 @@ Ranges = Mapping[str, ShapeRange]
 
 
 class Library:
-    """One of the two, with what it says while it works.
+    """One of the two libraries, with its log.
 
     Args:
         module: `tensorrt` or `tensorrt_rtx`.
@@ -31,7 +31,7 @@ class Library:
     Attributes:
         api: The module.
         version: Its version.
-        log: What it says.
+        log: The logger that receives its messages.
 
     Raises:
         ImportError: If it can't be imported.
@@ -49,7 +49,7 @@ class Library:
             init(self.log, "")
 
     def typing_of(self, wanted: str) -> str:
-        """Whether a network is strongly or weakly typed, if that is wanted of it.
+        """Return the typing of networks: the one requested, or else this version's default.
 
         Raises:
             ValueError: If this version has no such networks.
@@ -63,7 +63,7 @@ class Library:
         return wanted or (STRONG if known[STRONG] else WEAK)
 
     def network_flags(self, typing: str) -> int:
-        """What a network is created with."""
+        """Return the flags to create a network with."""
         wanted = ("EXPLICIT_BATCH", *(("STRONGLY_TYPED",) if typing == STRONG else ()))
         known = self.api.NetworkDefinitionCreationFlag
         found = (getattr(known, name, None) for name in wanted)
@@ -83,9 +83,10 @@ class Library:
 
 
 def make_log(api: Any) -> Any:
-    """A logger that keeps errors and the list of layers, and writes the rest down.
+    """Create a logger that keeps errors and the list of layers, and writes messages to a file.
 
-    It has `errors`, `layer_list`, and `about(file)`: a context in which a model's file gets all.
+    It has `errors`, `layer_list`, and `about(file)`: a context in which messages go to a model's
+    file.
     """
 
     class Log(api.ILogger):  # type: ignore[misc]
@@ -97,7 +98,7 @@ def make_log(api: Any) -> Any:
 
         @contextmanager
         def about(self, path: Path | None) -> Iterator[None]:
-            """While it lasts, a file gets what is said; errors and layers begin anew."""
+            """Write messages to a file inside the context; errors and layers start empty."""
             self.layer_list, self.errors = "", []
             with open_log(path) as self._log:
                 try:
@@ -118,7 +119,7 @@ def make_log(api: Any) -> Any:
 
 
 def telling(messages: Iterable[str]) -> str:
-    """The messages that say why, in few lines."""
+    """Return the messages that explain a failure, on a few lines."""
     listed = [" ".join(message.split()) for message in messages if message.strip()]
     kept = [message for message in listed if _NO_DRIVER not in message] or listed
     return "; ".join(list(dict.fromkeys(kept))[:_MOST_REASONS])
@@ -167,7 +168,7 @@ class PlanBuilder:
         library.log.errors = []
         try:
             self._builder = library.api.Builder(library.log)
-        except TypeError as error:  # what a null pointer becomes
+        except TypeError as error:  # raised for a null pointer
             reason = telling(library.log.errors) or str(error)
             raise BuildError(f"TensorRT can't build here: {reason}") from None
 
@@ -225,7 +226,7 @@ class PlanBuilder:
         api, settings = self._library.api, self._settings
         config = self._builder.create_builder_config()
         config.profiling_verbosity = api.ProfilingVerbosity.DETAILED  # else no layers are reported
-        # Where there is such a flag, several contexts share a profile only with it.
+        # In versions that have this flag, several contexts can share a profile only with it.
         sharing = getattr(getattr(api, "PreviewFeature", None), "PROFILE_SHARING_0806", None)
         if sharing is not None:
             config.set_preview_feature(sharing, True)

@@ -71,10 +71,10 @@ class TensorRtSession:
     """An open model.
 
     Args:
-        engine: What builds and runs it.
-        settings: How.
+        engine: The engine that builds and runs it.
+        settings: How to build and run it.
         path: The model file.
-        layers_path: Where to write what is known of its layers; None for nowhere.
+        layers_path: Where to write its layer information; None to write nothing.
     """
 
     def __init__(
@@ -100,20 +100,20 @@ class TensorRtSession:
             try:
                 self._build()
             except ShapesMissing:
-                return  # values of inputs decide shapes: the first feeds tell them
+                return  # input values determine shapes: wait for the first feeds
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:
-        """What the model wants."""
+        """The model's inputs."""
         return self._signature.inputs
 
     def set_feeds(self, feeds: Feeds) -> None:
-        """Copies the inputs of timed runs to the GPU; builds, if the shapes are new."""
+        """Copies the inputs of timed runs to the GPU; builds if their shapes need a new engine."""
         self._feeds = None
         self._fit(feeds)
         self._feeds = feeds
         self._forget_runs()
-        if self._cuda is not None:  # layers can be told without
+        if self._cuda is not None:  # layers can be listed without
             self._execution_of(feeds)
 
     def run(self, feeds: Feeds) -> Outputs:
@@ -124,11 +124,11 @@ class TensorRtSession:
             return execution.outputs(self._signature.outputs)
 
     def time_runs(self, runs: int) -> list[float]:
-        """Runs back to back on the kept feeds; milliseconds between events on the GPU."""
+        """Runs back to back on the stored feeds; returns milliseconds between events on the GPU."""
         return self._execution_of(self._kept_feeds()).time(runs)
 
     def layer_times(self, runs: int) -> list[LayerTime]:
-        """Typical time per layer; without a GPU the layers are told, with 0 ms each."""
+        """Typical time per layer; without a GPU, the layers with 0 ms each."""
         feeds, layers = self._kept_feeds(), parse_layer_info(self._layer_text)
         profile = self._profile(feeds, runs) if self._cuda is not None else []
         return layer_times_of(self._path, layers, profile)
@@ -148,7 +148,7 @@ class TensorRtSession:
         return self._feeds
 
     def _execution_of(self, feeds: Feeds) -> Execution:
-        """What is timed; made anew if a run on other shapes took another engine."""
+        """Return the execution to time; recreated if a run on other shapes replaced the engine."""
         if self._timed is None:
             self._timed = self._new_execution(feeds)
             if self._settings.cuda_graph:
@@ -161,7 +161,7 @@ class TensorRtSession:
             self._timed = None
 
     def _fit(self, feeds: Feeds) -> None:
-        """Makes sure that there is an engine for inputs like these."""
+        """Make sure that there is an engine for inputs with these shapes and values."""
         self._signature.check_feeds(feeds)
         wanted = {name: tuple(feeds[name].shape) for name in self._signature.open_inputs}
         fits = all(name in self._shapes and self._shapes[name].has(s) for name, s in wanted.items())
@@ -171,7 +171,7 @@ class TensorRtSession:
             return
         before = self._shapes, self._values
         self._shapes = widened(self._settings.shapes, wanted, self._shapes)
-        if self._feeds is not None:  # kernels are chosen for what is timed
+        if self._feeds is not None:  # choose kernels for the shapes that are timed
             timed = {name: tuple(self._feeds[name].shape) for name in wanted}
             self._shapes = {name: self._shapes[name].with_usual(timed[name]) for name in wanted}
         self._values = {name: _grown(self._values[name], value) for name, value in values.items()}
@@ -201,7 +201,7 @@ class TensorRtSession:
                     low_types = self._signature.low_types
                     plan = self._builder.build(self._path, low_types, self._shapes, self._values)
                     if can_run:
-                        # If there is no room, it may be built again.
+                        # If there is no space, it is simply built again next time.
                         with contextlib.suppress(OSError, OutputError):
                             plans.keep(key, plan)
                     self._take(plan)
@@ -227,7 +227,7 @@ class TensorRtSession:
     def _take_kept(self, path: Path) -> bool:
         try:
             self._take(path.read_bytes())
-        except (BuildError, OSError):  # it is broken, or was dropped just now
+        except (BuildError, OSError):  # it is broken, or another process just removed it
             self._tensorrt.library.log.errors = []
             return False
         return True
@@ -249,10 +249,10 @@ class TensorRtSession:
 
 
 def _strict(text: str) -> str:
-    """What is told about layers as JSON that others can read: 8.6 leaves separators unescaped."""
+    """Return layer information as valid JSON: 8.6 leaves separators unescaped."""
     try:
         return json.dumps(parse_json(text, "The layer information", strict=False), indent=1) + "\n"
-    except ValueError:  # it is no JSON but a list
+    except ValueError:  # not JSON but a plain list
         return text
 
 
@@ -307,14 +307,14 @@ class TensorRtEngine:
         return settings_of(options, self.own_options)
 
     def built_with(self, settings: Settings) -> tuple[str, ...]:
-        """All that a build depends on beside the model and its shapes."""
+        """Return everything that a build depends on besides the model and its shapes."""
         given = {k: v for k, v in sorted(settings.given.items()) if k not in _NOT_BUILT_IN}
         options = (f"{name}={value}" for name, value in given.items())
         libraries = map(library_stamp, settings.plugins)
         return (self.name, self.library.version, self._device(settings), *options, *libraries)
 
     def builder_of(self, settings: Settings) -> PlanBuilder:
-        """What builds models with such settings."""
+        """Return the builder for these settings."""
         key = (*self.built_with(settings), settings.timing_cache)
         if key not in self._builders:
             cache = self._timing_cache(settings)
@@ -332,7 +332,7 @@ class TensorRtEngine:
         return TimingCacheFile(settings.timing_cache or default_path(*made_by), *made_by)
 
     def cuda_of(self, device: int) -> Cuda | None:
-        """Return CUDA on a GPU; None if there is none and models can be built without."""
+        """Return CUDA on a GPU; None if there is no GPU and models can be built without one."""
         if device not in self._cuda and not self.why_no_gpu:
             if self.builds_without_gpu and not find_gpus().gpus:
                 self.why_no_gpu = f"no NVIDIA GPU answers ({find_gpus().reason})"
@@ -346,7 +346,7 @@ class TensorRtEngine:
         return self._cuda.get(device)
 
     def runtime(self) -> Any:
-        """What reads built engines."""
+        """The runtime that deserializes built engines."""
         if self._runtime is None:
             self._runtime = self.library.api.Runtime(self.library.log)
             if self._runtime is None:
@@ -355,7 +355,7 @@ class TensorRtEngine:
 
 
 class TensorRtRtxEngine(TensorRtEngine):
-    """TensorRT-RTX: without a GPU it builds, and lists layers."""
+    """TensorRT-RTX; without a GPU it can still build models and list their layers."""
 
     name = "tensorrt_rtx"
     module = "tensorrt_rtx"

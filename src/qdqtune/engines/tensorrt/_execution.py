@@ -37,7 +37,7 @@ _DTYPES: dict[str, Any] = {
 
 
 class CudaError(RuntimeError):
-    """A call of CUDA failed."""
+    """A CUDA call failed."""
 
 
 class Cuda:
@@ -47,11 +47,11 @@ class Cuda:
         device: Number of the GPU.
 
     Attributes:
-        stream: All work is put on it.
-        stream_handle: The stream as a number, as other libraries take it.
+        stream: The stream for all work.
+        stream_handle: The stream as a number, for other libraries.
 
     Raises:
-        ImportError: If Python's bindings of CUDA are not installed.
+        ImportError: If the Python bindings of CUDA are not installed.
         CudaError: If no GPU answers.
     """
 
@@ -114,7 +114,7 @@ class Cuda:
         """Returns the captured graph, ready to be launched."""
         captured = self.call("cudaStreamEndCapture", self.stream)
         try:
-            # The other one takes other arguments before CUDA 12.
+            # The other function has different arguments before CUDA 12.
             return self.call("cudaGraphInstantiateWithFlags", captured, 0)
         finally:
             self.call("cudaGraphDestroy", captured)
@@ -277,7 +277,7 @@ class Execution:
             self._graph = self._cuda.end_capture()
         except CudaError:
             self._cuda.drop_capture()
-            self._library.log.errors = []  # they are no reason for what fails later
+            self._library.log.errors = []  # they would not explain a later failure
             return False
         return True
 

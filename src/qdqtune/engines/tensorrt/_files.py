@@ -1,4 +1,4 @@
-"""Files of TensorRT: built engines by what they were built from, kernel timings, build logs."""
+"""TensorRT's files: a cache of built engines, kernel timings, and build logs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from qdqtune.records._errors import OutputError
 from qdqtune.records._untrusted_files import open_plain
 
 PLAN, LAYERS = ".plan", ".layers.json"
-"""Endings of what is kept: the engine, and what is known of its layers."""
+"""File endings in the cache: the engine, and its layer information."""
 
 _MOST_BYTES = 4 << 30
 _MOST_LOG_BYTES = 4 << 20
 
 NO_CACHE = "none"
-"""What the option says if no file is wanted."""
+"""Value of the option that disables the file."""
 _logger = logging.getLogger(__name__)
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9.]+")
 
@@ -35,8 +35,8 @@ class PlanCache:
     """A folder with built engines, which several processes may use at once.
 
     Args:
-        folder: Where they lie; made when the first one is kept.
-        most_bytes: How large all of them may be together; those that nobody asked for go first.
+        folder: The folder; created when the first engine is stored.
+        most_bytes: Limit for their total size; the least recently used ones are removed first.
     """
 
     def __init__(self, folder: str | os.PathLike[str], most_bytes: int = _MOST_BYTES) -> None:
@@ -44,39 +44,39 @@ class PlanCache:
         self._most_bytes = most_bytes
 
     def path_for(self, key: str, ending: str = PLAN) -> Path:
-        """Where something is kept, whether it is there or not."""
+        """Return the path of an entry, whether it exists or not."""
         return self.folder / f"{key}{ending}"
 
     def find(self, key: str, ending: str = PLAN) -> Path | None:
-        """What is kept; None if it isn't. It may go at any time: `take` it if it has to stay."""
+        """Return the path of an entry, or None. Others may remove it: `take` it if it must stay."""
         path = self.path_for(key, ending)
         try:
             if path.stat().st_size == 0:
                 return None
-            os.utime(path)  # whatever is used last goes last
+            os.utime(path)  # the most recently used is removed last
         except OSError:
             return None
         return path
 
     def take(self, key: str, target: Path, ending: str = PLAN) -> bool:
-        """Puts what is kept at another place, where it stays; False if it isn't there any more."""
+        """Link or copy an entry to a path where it can stay; False if it no longer exists."""
         found = self.find(key, ending)
         if found is None:
             return False
         target.unlink(missing_ok=True)
         try:
             _link_or_copy(found, target)
-        except FileNotFoundError:  # another process dropped it just now
+        except FileNotFoundError:  # another process just removed it
             return False
         return True
 
     def keep(self, key: str, content: bytes | Path, ending: str = PLAN) -> Path:
-        """Keeps an engine: whoever looks for it finds all of it, or nothing.
+        """Store an engine atomically: readers find all of it or nothing.
 
         Args:
-            key: What `plan_key` made of what it was built from.
-            content: The engine; nobody may write into that file later.
-            ending: What it is.
+            key: The key from `plan_key`.
+            content: The engine; if it is a file, it must not be modified later.
+            ending: The kind of file.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.path_for(key, ending)
@@ -93,7 +93,7 @@ class PlanCache:
     def _drop_oldest(self, newest: Path) -> None:
         files = []
         for path in self.folder.glob("[!.]*"):
-            with contextlib.suppress(OSError):  # another process dropped it
+            with contextlib.suppress(OSError):  # another process removed it
                 seen = path.stat()
                 files.append((path == newest, seen.st_mtime_ns, seen.st_size, path))
         size = sum(each[2] for each in files)
@@ -106,11 +106,11 @@ class PlanCache:
 
 
 def plan_key(model: str | os.PathLike[str], parts: Iterable[str]) -> str:
-    """A name for what a build makes: equal for equal models, wherever they lie.
+    """Return a key for the result of a build: the same for equal models, wherever they are stored.
 
     Args:
-        model: The model file; of files beside it, those bytes count that it refers to.
-        parts: What the result depends on beside the model: version, device, options.
+        model: The model file; of its external data, the bytes that it refers to count.
+        parts: What the result depends on besides the model: version, device, options.
 
     Raises:
         ModelError: If the model or its weights can't be read.
@@ -130,7 +130,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def library_stamp(path: str) -> str:
-    """What changes when a library is rebuilt; one that isn't here may be on the loader's path."""
+    """Return a stamp that changes when a library is rebuilt; the loader may find a missing one."""
     try:
         found = os.stat(path)
     except OSError:
@@ -139,7 +139,7 @@ def library_stamp(path: str) -> str:
 
 
 def default_path(engine: str, version: str, device: str) -> Path:
-    """The user's own file for one GPU and one version: what holds for one holds for no other."""
+    """Return the user's default file for one GPU and version, since timings apply to no other."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base, "qdqtune", "timing", f"{_key(engine, version, device)}.cache")
 
@@ -148,14 +148,14 @@ class TimingCacheFile:
     """A timing cache on disk.
 
     Args:
-        path: The file; it need not be there.
+        path: The file; it need not exist.
         engine: The engine's name.
         version: Its version.
         device: The GPU.
 
     Attributes:
-        is_trusted: Whether a build that failed also fails without the file; None as long as it
-            wasn't tried. If it doesn't, the file is not used again.
+        is_trusted: Whether a failed build also failed without the file; None if that has not been
+            tried. If False, the file is not used again.
     """
 
     def __init__(
@@ -168,33 +168,33 @@ class TimingCacheFile:
         self.is_trusted: bool | None = None
 
     def attach(self, config: Any) -> Any:
-        """Gives a build what the file knows; the result has to live as long as the build.
+        """Attach the file's timings to a build; the result must live as long as the build.
 
-        A file of another GPU or version is left as it is, and one beside it is used.
+        A file of another GPU or version is left as it is, and one beside it is used instead.
         """
         for path in dict.fromkeys((self.path, self._own_path)):
             cache = config.create_timing_cache(b"" if self.is_trusted is False else _read(path))
             if cache is not None and config.set_timing_cache(cache, False):
                 self.path = path
                 return cache
-        self.path = self._own_path  # what is broken there may be replaced
+        self.path = self._own_path  # a broken file there may be replaced
         cache = config.create_timing_cache(b"")
         config.set_timing_cache(cache, False)
         return cache
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether a build got something from the file that may be why it failed."""
+        """Whether a build used timings from the file that may have caused its failure."""
         return self.is_trusted is None and bool(_read(self.path))
 
     def save(self, config: Any) -> None:
-        """Adds what a build found out; a file that can't be written spoils no build."""
+        """Add the timings of a build; a file that can't be written does not fail the build."""
         cache = config.get_timing_cache()
         if cache is None or self.is_trusted is False:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # One writer at a time; the lock is a file beside, which stays.
+            # One writer at a time; the lock is a separate file, which is never removed.
             with open_to_append(self.path.with_name(f"{self.path.name}.lock")) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 others = config.create_timing_cache(_read(self.path))
@@ -219,10 +219,10 @@ def _read(path: Path) -> bytes:
 
 
 class BuildLog:
-    """A log that is open; without a file, what is written is dropped.
+    """An open log; without a file, everything written is dropped.
 
     Args:
-        file: Where it goes.
+        file: The open file.
     """
 
     def __init__(self, file: IO[bytes] | None = None) -> None:
@@ -230,7 +230,7 @@ class BuildLog:
         self._room = max(0, _MOST_LOG_BYTES - file.tell()) if file is not None else 0
 
     def write(self, content: bytes) -> None:
-        """Append, as long as there is room."""
+        """Append, up to the size limit."""
         if self._file is not None and self._room:
             with contextlib.suppress(OSError):
                 self._file.write(content[: self._room])
@@ -239,7 +239,7 @@ class BuildLog:
 
 @contextmanager
 def open_log(path: Path | None) -> Iterator[BuildLog]:
-    """Open a log to append to it; None or a file that can't be opened is a log without a file."""
+    """Open a log for appending; for None or a file that can't be opened, output is dropped."""
     with ExitStack() as stack:
         file: IO[bytes] | None = None
         if path is not None:

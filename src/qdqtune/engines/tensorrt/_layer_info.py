@@ -1,4 +1,4 @@
-"""Reads what TensorRT says about the layers of an engine, and about their times.
+"""Parses TensorRT's reports on the layers of an engine and on their times.
 
 Layer information is the JSON of `trtexec --exportLayerInfo` and of the engine inspector, which
 differs between versions, the same as text, or a log that contains the text: one line per kernel
@@ -22,7 +22,7 @@ from qdqtune.records._untrusted_files import parse_json, read_bytes
 LIST_START = "Layers:\n"
 """The start of a layer list."""
 
-# No tensor reaches into the next one, so that a list of broken ones is not searched for each.
+# A match never extends into the next tensor, so malformed lists are not searched again for each.
 _TENSOR = re.compile(
     r"\{ Name: (?P<name>(?:(?!\{ Name: ).)*?)(?:, Location: \w+)?, Dimensions: "
     r"\[(?P<dims>[-\d,]*)\][^{}]*?Datatype: (?P<dtype>[^,{}]*)"
@@ -31,7 +31,8 @@ _ORIGIN = re.compile(r", Origin: ([^,]*)")
 _ONNX_NODE = re.compile(r"^\[ONNX Layer: (?P<name>.*?)(?: \| Local Function: .*)?\]$", re.DOTALL)
 _SEPARATORS = re.compile("[\x1e\x1f]")
 
-# By which word a type is told; `Channel major FP16 format where channel % 8 == 0` is one, too.
+# Words that identify a type; a phrase such as `Channel major FP16 format where channel % 8 == 0`
+# contains one, too.
 _TYPE_WORDS = (
     ("bfloat16", "BFloat16"), ("bf16", "BFloat16"),
     ("fp32", "Float"), ("fp16", "Half"), ("fp8", "FP8"), ("fp4", "FP4"),
@@ -55,7 +56,7 @@ _HOW_TO = (
     "--exportLayerInfo=FILE"
 )
 
-# As trtexec writes it, with names as they are: a quote or a backslash in one makes no valid JSON.
+# As trtexec writes it, with names unescaped: a quote or a backslash in one makes the JSON invalid.
 _ENTRY = re.compile(
     r'\{ "name" : "(?P<name>[^\n]*?)", "timeMs" : (?P<timeMs>[^,}\s]+)'
     r'(?:, "averageMs" : (?P<averageMs>[^,}\s]+))?(?:, "medianMs" : (?P<medianMs>[^,}\s]+))?'
@@ -86,11 +87,11 @@ class Layer:
     Attributes:
         name: The engine's name for it.
         kind: TensorRT's layer type, such as `gemm`, `correlation` or `kgen`.
-        inputs: What it reads.
-        outputs: What it writes.
+        inputs: The tensors it reads.
+        outputs: The tensors it writes.
         constants: Weights and scales that are part of it.
-        nodes: Names of the ONNX nodes it does a part of.
-        origin: Why a `Reformat` is there, such as `QDQ`, `CAST` or `REFORMAT`.
+        nodes: Names of the ONNX nodes that it executes in whole or in part.
+        origin: The reason for a `Reformat`, such as `QDQ`, `CAST` or `REFORMAT`.
     """
 
     name: str
@@ -127,25 +128,25 @@ def parse_layers(text: str) -> tuple[Layer, ...]:
         text: The message; what follows the layers is ignored.
 
     Raises:
-        ValueError: If it is not a layer list, or one in a form that is not known.
+        ValueError: If it is not a layer list, or has an unknown form.
     """
     if not text.startswith(LIST_START):
         raise ValueError("the text is not a layer list: it doesn't start with 'Layers:'")
     listed, _, _ = text[len(LIST_START) :].partition("\n\n")
-    # Not splitlines(): it takes the separators inside Metadata for ends of lines.
+    # Not splitlines(), which would also split at the separators inside Metadata.
     return tuple(_parse_layer(line) for line in listed.split("\n") if line)
 
 
 def type_named(text: str) -> str:
-    """TensorRT's short name of the type that a phrase is about; the phrase if none is."""
+    """Return TensorRT's short name of the type in a phrase; the phrase if it has none."""
     lowered = text.lower()
     return next((name for word, name in _TYPE_WORDS if word in lowered), text.strip())
 
 
 def nodes_in(metadata: str) -> tuple[str, ...]:
-    """The names of ONNX nodes in a layer's Metadata, each once.
+    """Return the names of ONNX nodes in a layer's Metadata, each once.
 
-    A long text has its middle left out; the names that were cut there are not told.
+    TensorRT omits the middle of a long text; names that were cut there are missing.
     """
     entries = (_ONNX_NODE.match(entry) for entry in _SEPARATORS.split(metadata))
     names = (entry["name"] for entry in entries if entry)
@@ -161,7 +162,7 @@ def _parse_layer(line: str) -> Layer:
     if not has_outputs:
         raise ValueError(f"a layer of the layer list breaks off: {line[:200]!r}")
     inputs, _, constants = read.partition("], Constants: [")
-    # The dims inside are in brackets, too; a list that isn't empty ends with a brace.
+    # The dims inside have brackets, too; a non-empty list ends with a brace.
     outputs, _, rest = ("", "", rest[1:]) if rest.startswith("]") else rest.partition(" }]")
     parameters, _, metadata = rest.partition(", Metadata:")
     origin = _ORIGIN.search(parameters)
@@ -191,7 +192,7 @@ def read_layer_info(path: str | Path) -> tuple[Layer, ...]:
     """Reads the layers in a file, in order of execution, for the first optimization profile.
 
     Raises:
-        UsageError: If there is no such file, or it has no layers.
+        UsageError: If the file does not exist or has no layers.
     """
     try:
         text = read_bytes(path).decode("utf-8-sig", errors="replace")
@@ -215,7 +216,7 @@ def parse_layer_info(text: str, source: str = "The layer information") -> tuple[
         source: Its name in an error message.
 
     Raises:
-        ValueError: If it is not valid; the message says what is wrong where.
+        ValueError: If it is not valid; the message says what is wrong, and where.
     """
     text = text.lstrip("\ufeff").replace("\r\n", "\n")
     start = text.rfind(LIST_START + "Name: ")
@@ -324,7 +325,7 @@ def _of_first_profile(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     part = _PART.search(layers[end].name) if end < len(layers) else None
     while part and end and _same_part(part, layers[end - 1]):
         end -= 1
-    return layers[:end] or layers  # suffixes from the first on are no repetition
+    return layers[:end] or layers  # suffixes from the start on mean no repetition
 
 
 def _is_of_another_profile(layer: Layer) -> bool:
@@ -344,7 +345,7 @@ def parse_profile(text: str) -> list[tuple[str, float]]:
     The time is the median over the runs; in files without medians, the mean.
 
     Raises:
-        ValueError: If it is none, or not all of one.
+        ValueError: If it is not a profile, or an incomplete one.
     """
     text = text.lstrip("\ufeff").strip()
     if not text.startswith("["):
@@ -386,7 +387,7 @@ def _ms(entry: Mapping[str, Any], runs: float) -> float:
 
 
 def _number(value: Any) -> float | None:
-    """The number, if it is one that can be a time."""
+    """Return a value that is a valid time; None for others."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):

@@ -21,7 +21,7 @@ from qdqtune.records._measurement import LayerTime
 _LOW_PRECISION = frozenset({"Int8", "FP8"})
 _COPY = re.compile(r"^Reformatting CopyNode for | copy$|_copy_(?:input|output)$")
 _REFORMAT = "Reformat"
-# Generated kernels are named after their operations, in four letters each.
+# Generated kernels are named after their operations, with four letters each.
 _GENERATED = re.compile(r"^__myl_(?P<does>[A-Z][A-Za-z0-9]*?)(?:_\d+)*_myl\d+_\d+$")
 _MOVES = "(?:Move|Tran|Resh|Conc|Slic)*"
 _COPIES = re.compile("^(?:Move|Tran|Resh|Cast)+$")
@@ -30,7 +30,7 @@ _DEQUANTIZES = re.compile(f"^{_MOVES}Cast{_MOVES}Mul(?:Cast)?{_MOVES}$")
 _BOTH = re.compile(
     f"^{_MOVES}(?:Cast)?(?:Mul|Div)(?:MinMax|MaxMin)RounCastCastMul(?:Cast)?{_MOVES}$"
 )
-# Operations that remain after a kernel that sums up integer products.
+# Operations that remain after a kernel that accumulates integer products.
 _RESCALES = re.compile(f"^{_MOVES}Mul(?:Cast)?{_MOVES}$")
 _BETWEEN = re.compile(r" \+ | \|\| |\+|, |\.\.\.|[()\[\]{}]")
 _COPY_FOR = re.compile(r"^Reformatting CopyNode for (?:Input|Output) Tensor \d+ to ")
@@ -48,7 +48,7 @@ _AROUND = (
 )  # fmt: skip
 # Reformats follow each other once or twice.
 _FARTHEST = 10
-# Names with more separators are not searched for; every end is tried for each start.
+# Names with more separators are not searched, since every end is tried for each start.
 _MOST_SEPARATORS = 40
 
 
@@ -126,7 +126,7 @@ class NodeNames:
 
     def __init__(self, index: GraphIndex) -> None:
         self._index = index
-        # Weights are listed with the nodes that read them, and may be called anything as well.
+        # Weights are listed with the nodes that read them, and can have any name.
         self._node: dict[str, str] = dict.fromkeys(index.model.graph.initializers, "")
         self._node.update((name, name) for name in index.node)
         self._longest = max(map(len, self._node), default=0)
@@ -134,14 +134,14 @@ class NodeNames:
         self._most = min(max(separators, default=0), _MOST_SEPARATORS)
 
     def told(self, layer: Layer) -> tuple[str, ...]:
-        """Return the nodes that the metadata of a layer tells, or its name."""
+        """Return the nodes in the metadata of a layer, or else in its name."""
         told = dict.fromkeys(self._node.get(name) or self._unnamed(name) for name in layer.nodes)
         known = tuple(name for name in told if name)
         is_named = not (_FOREIGN.match(layer.name) or _COPY_FOR.match(layer.name))
         return known or (self._nodes(layer.name) if is_named else ())
 
     def whole(self, layer: Layer) -> WholePart | None:
-        """Return the ends of a layer that was compiled as a whole; None for another one."""
+        """Return the ends of a layer that was compiled as a whole; None for other layers."""
         found = _FOREIGN.match(layer.name)
         if found is None:
             return None
@@ -162,7 +162,7 @@ class NodeNames:
     def _is_between_names(self, text: str, place: int) -> bool:
         """Whether the text before or after a position is a name of the model."""
         behind = place + len(_TO)
-        # Texts are not copied to be looked up if no name is as long.
+        # Texts longer than any name are not copied and looked up.
         return (place <= self._longest and text[:place] in self._node) or (
             len(text) - behind <= self._longest and text[behind:] in self._node
         )
@@ -208,7 +208,7 @@ class NodeNames:
 
 
 def _copies(layers: Sequence[Layer]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return what a tensor is a copy of, and what it is copied to, by layers that only copy."""
+    """Return the original of each copied tensor, and its copies, from layers that only copy."""
     copied_from: dict[str, str] = {}
     copied_to: dict[str, str] = {}
     for layer in layers:
@@ -296,7 +296,7 @@ def layer_times_of(
 def ms_of_layers(
     layers: Sequence[Layer], profile: Sequence[tuple[str, float]]
 ) -> list[tuple[Layer, float]]:
-    """Brings times and layers together.
+    """Matches times with layers.
 
     Both are in order of execution, so layers with equal names are told apart by their order.
 
@@ -316,7 +316,7 @@ def ms_of_layers(
         same = waiting[name]
         timed.append((same.popleft() if same else Layer(name, ""), ms))
     if len(layers) == len(timed) and any(waiting.values()):
-        # Some names are written in another way, but the layers are the same ones.
+        # Some names are spelled differently, but the layers are the same.
         return [(layer, ms) for layer, (_, ms) in zip(layers, timed, strict=True)]
     return timed
 

@@ -1,4 +1,4 @@
-"""Options that all forms of TensorRT share, including the ranges of input shapes."""
+"""Options common to all forms of TensorRT, including the ranges of input shapes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OpenDims = Mapping[str, tuple[int | None, ...]]
 _ITEM = re.compile(r"(?:'([^']*)'|([^',]+?)):(scalar|\d+(?:x\d+)*|)(?:,|$)")
 
 STRONG, WEAK = "strong", "weak"
-"""Whether types are those of the model, or the builder's choice."""
+"""Whether types come from the model, or are chosen by the builder."""
 FLOAT_TYPES = ("fp16", "bf16", "fp32")
 COMMON = (
     "typing", "precision", "level", "workspace_mib", "min_shapes", "opt_shapes", "max_shapes",
@@ -33,12 +33,12 @@ _FIRST_WITH_TF32 = 80
 
 
 class ShapeRange(NamedTuple):
-    """What one input may look like.
+    """The shapes that one input may have.
 
     Attributes:
         least: The smallest sizes.
-        usual: Those that kernels are chosen for.
-        most: The largest.
+        usual: The sizes that kernels are optimized for.
+        most: The largest sizes.
     """
 
     least: Shape
@@ -46,14 +46,14 @@ class ShapeRange(NamedTuple):
     most: Shape
 
     def has(self, shape: Shape) -> bool:
-        """Whether a shape lies in it."""
+        """Whether it contains a shape."""
         return len(shape) == len(self.least) and all(
             low <= size <= high
             for low, size, high in zip(self.least, shape, self.most, strict=True)
         )
 
     def with_usual(self, shape: Shape) -> ShapeRange:
-        """The smallest range that has this one and the shape in it, made for the shape."""
+        """Return the smallest range with this one and the shape in it, optimized for the shape."""
         return ShapeRange(
             tuple(map(min, self.least, shape)), shape, tuple(map(max, self.most, shape))
         )
@@ -61,12 +61,12 @@ class ShapeRange(NamedTuple):
 
 @dataclass(frozen=True)
 class ShapeRequest:
-    """What a user says about inputs with open dims, each as shapes by input.
+    """The user's shapes for inputs with open dims, each by input.
 
     Attributes:
-        least: Of `min_shapes`.
-        usual: Of `opt_shapes`.
-        most: Of `max_shapes`.
+        least: From `min_shapes`.
+        usual: From `opt_shapes`.
+        most: From `max_shapes`.
     """
 
     least: Shapes = field(default_factory=dict)
@@ -93,14 +93,14 @@ class ShapeRequest:
                     )
 
     def range_of(self, name: str, fed: Shape | None) -> ShapeRange | None:
-        """The range of an input with open dims; None if nothing is known of it.
+        """Return the range of an input with open dims; None if nothing is known about it.
 
         Args:
             name: The input.
-            fed: A shape that it has in a run; None if none is known yet.
+            fed: Its shape in a run; None if not known yet.
 
         Raises:
-            ValueError: If what was said contradicts itself, or leaves that run out.
+            ValueError: If the request contradicts itself, or excludes that run.
         """
         said = [shapes[name] for shapes in (self.usual, self.most, self.least) if name in shapes]
         if not said:
@@ -114,7 +114,7 @@ class ShapeRequest:
                 f"{sizes_text(usual)} to {sizes_text(most)}"
             )
         if fed is not None and not range_.has(fed):
-            if name not in self.least and name not in self.most:  # no limit was said
+            if name not in self.least and name not in self.most:  # no limits were set
                 return range_.with_usual(fed)
             raise ValueError(
                 f"the feed of '{name}' is {sizes_text(fed)}, which is not between "
@@ -124,7 +124,7 @@ class ShapeRequest:
 
 
 def fits_dims(shape: Shape, dims: Sequence[int | None]) -> bool:
-    """Whether a shape fits dims, of which None is open."""
+    """Whether a shape fits dims, where None is open."""
     return len(shape) == len(dims) and all(
         dim in (None, size) for dim, size in zip(dims, shape, strict=True)
     )
@@ -133,15 +133,15 @@ def fits_dims(shape: Shape, dims: Sequence[int | None]) -> bool:
 def widened(
     requested: ShapeRequest, shapes: Shapes, earlier: Mapping[str, ShapeRange]
 ) -> dict[str, ShapeRange]:
-    """What inputs may look like so that a run fits, and all for which there was an engine.
+    """Return ranges that include a run and everything that the previous engine covered.
 
     Args:
-        requested: What the user says.
-        shapes: Of the run.
-        earlier: Ranges of the engine that there was.
+        requested: The user's ranges.
+        shapes: The shapes of the run.
+        earlier: The ranges of the previous engine.
 
     Raises:
-        ValueError: If the user's limits leave the run out.
+        ValueError: If the user's limits exclude the run.
     """
     ranges = {}
     for name, shape in shapes.items():
@@ -154,7 +154,7 @@ def widened(
 
 
 def parse_shapes(text: str) -> dict[str, Shape]:
-    """Reads `x:1x3x224x224,y:8` as TensorRT's tools write it; `'a:b':2` has a colon in its name.
+    """Parses shapes as TensorRT's tools write them, such as `x:1x3x224x224,y:8` or `'a:b':2`.
 
     Raises:
         ValueError: If it can't be read.
@@ -173,17 +173,17 @@ def parse_shapes(text: str) -> dict[str, Shape]:
 
 
 def shapes_text(shapes: Shapes) -> str:
-    """What `parse_shapes` reads."""
+    """Format shapes for `parse_shapes`."""
     return ",".join(f"{quoted(name)}:{sizes_text(shape)}" for name, shape in shapes.items())
 
 
 def sizes_text(shape: Shape) -> str:
-    """The sizes as they are typed: `1x3x224x224`."""
+    """Format sizes as on the command line: `1x3x224x224`."""
     return "x".join(map(str, shape)) or "scalar"
 
 
 def quoted(name: str) -> str:
-    """A name as it is typed before a colon."""
+    """Quote a name if it contains a colon."""
     return f"'{name}'" if ":" in name or "," in name else name
 
 
@@ -192,19 +192,19 @@ class Settings:
     """How a model is opened.
 
     Attributes:
-        typing: `strong` or `weak`; empty is what the version prefers.
-        precision: What float kernels may compute in beside float32 if the network is weakly typed.
-        level: How much effort a build takes, from 0 to 5; None is TensorRT's default.
-        workspace_mib: Most memory for kernels; None is TensorRT's default.
-        shapes: What inputs with open dims look like.
+        typing: `strong` or `weak`; empty for the version's default.
+        precision: Float type that kernels of a weakly typed network may use besides float32.
+        level: Builder optimization level, from 0 to 5; None is TensorRT's default.
+        workspace_mib: Memory limit for kernels; None is TensorRT's default.
+        shapes: The shapes of inputs with open dims.
         plugins: Libraries with custom ops.
-        timing_cache: File with what is known of kernels; empty for none.
-        plan_cache: Folder for built engines that are kept; empty for one that goes with the worker.
+        timing_cache: File with kernel timings; empty for none.
+        plan_cache: Folder that keeps built engines; empty for one that is removed with the worker.
         cuda_graph: Whether timed runs are launched as a CUDA graph; None is the default.
         device: Number of the GPU.
         tactic_sources: Libraries that kernels may come from; empty for TensorRT's default.
-        compute_capability: The kind of GPU to build for; empty for the one that is there.
-        given: All options as they were given.
+        compute_capability: The GPU type to build for; empty for the installed one.
+        given: All options as passed.
     """
 
     typing: str = ""
@@ -226,11 +226,11 @@ def settings_of(options: SessionOptions, own: Collection[str] = ()) -> Settings:
     """Reads options.
 
     Args:
-        options: As given.
-        own: Names of options that this form of TensorRT has beside the common ones.
+        options: The options as passed.
+        own: Names of options that this form of TensorRT has besides the common ones.
 
     Raises:
-        ValueError: If there is one that it doesn't have, or whose value can't be one.
+        ValueError: If an option is unknown or its value is invalid.
     """
     if options.threads is not None:
         raise ValueError("it runs on the GPU and takes no number of threads: leave --threads out")
@@ -259,11 +259,11 @@ def settings_of(options: SessionOptions, own: Collection[str] = ()) -> Settings:
 
 
 def float_type_of(typing: str, precision: str, capability: str, *, tf32: bool = True) -> str:
-    """What float32 is computed in; empty if that depends on a GPU that isn't known.
+    """Return the type that float32 is computed in; empty if that depends on an unknown GPU.
 
     Args:
-        typing: Whether types are those of the model, or the builder's choice.
-        precision: What the builder may choose beside float32.
+        typing: Whether types come from the model, or are chosen by the builder.
+        precision: The type that the builder may choose besides float32.
         capability: The GPU's compute capability, such as `sm90`.
         tf32: Whether products of float32 may have ten bits of precision: a builder's default.
     """

@@ -69,12 +69,12 @@ if TYPE_CHECKING:
     from qdqtune.engines._interface import Feeds, Outputs
 
 
-# The parser makes these of types that TensorRT doesn't have; int64 is one since version 10.
+# The parser converts types that TensorRT doesn't have to these; it has int64 since version 10.
 _NARROWED = {"float64": np.dtype(np.float32)}
 _NARROWED_BEFORE_10 = {**_NARROWED, "int64": np.dtype(np.int32)}
 _FIRST_WITH_INT64 = Version(10)
 
-# How far single times may be from the summary before they are not trusted.
+# Maximum deviation of single times from the summary at which they are trusted.
 _NEAR = 0.02
 _OUTPUT = re.compile(
     r'\{\s*"name"\s*:\s*"(?P<name>[^\n]*?)"\s*,\s*"dimensions"\s*:\s*"(?P<dims>[^"]*)"'
@@ -84,9 +84,9 @@ _OUTPUT = re.compile(
 _OUTPUTS_BYTES = 1 << 30
 _logger = logging.getLogger(__name__)
 UNKNOWN_GPU, UNKNOWN_ISA = "unknown GPU", "unknown"
-# In arguments that list files, these stand between the files.
+# These separate the files in arguments that list files.
 _SEPARATORS = frozenset(",:'")
-_WITHOUT_SEPARATORS = Path("/tmp")  # noqa: S108  (what is made there has a name of its own)
+_WITHOUT_SEPARATORS = Path("/tmp")  # noqa: S108  (files there get unique names)
 
 
 def write_feeds(feeds: Feeds, folder: Path, name: str, version: Version) -> dict[str, Path]:
@@ -94,9 +94,9 @@ def write_feeds(feeds: Feeds, folder: Path, name: str, version: Version) -> dict
 
     Args:
         feeds: The inputs.
-        folder: Where the files go.
-        name: What their names begin with.
-        version: Of TensorRT.
+        folder: The folder for the files.
+        name: Prefix of the file names.
+        version: The version of TensorRT.
 
     Returns:
         Files by input.
@@ -113,17 +113,17 @@ def write_feeds(feeds: Feeds, folder: Path, name: str, version: Version) -> dict
 
 
 def last_times_ms(text: str, runs: int, median_ms: float) -> list[float] | None:
-    """The time that the GPU computed in each of the last runs, from the file of `--exportTimes`.
+    """Return the GPU compute time of each of the last runs, from the file of `--exportTimes`.
 
-    Old versions write the runs before the timed ones, too: that is why the last ones count.
+    Old versions also write the runs before the timed ones, so only the last ones count.
 
     Args:
-        text: The file.
-        runs: How many.
-        median_ms: What trtexec itself says about them.
+        text: Contents of the file.
+        runs: Number of runs.
+        median_ms: The median in trtexec's own summary.
 
     Returns:
-        None if it is not such a file, has fewer runs, or says something else than the summary.
+        None if it is not such a file, has fewer runs, or contradicts the summary.
     """
     try:
         entries = parse_json(text, "The file of times")
@@ -139,7 +139,7 @@ def parse_outputs(text: str, dtypes: Mapping[str, str]) -> Outputs:
     """Reads the file of `--exportOutput`.
 
     Args:
-        text: The file; names are written as they are, so it need not be JSON.
+        text: Contents of the file; names are not escaped, so it may be invalid JSON.
         dtypes: Names of outputs and of their types; the result is in this order.
 
     Raises:
@@ -172,9 +172,9 @@ class Plan:
 
     Attributes:
         path: The engine.
-        layers: What its layers are; None if that is not known.
+        layers: File with its layers; None if they are not known.
         built_from: The arguments that it was built with.
-        ranges: What inputs with open dims may look like.
+        ranges: The shapes that inputs with open dims may have.
     """
 
     path: Path
@@ -183,7 +183,7 @@ class Plan:
     ranges: Ranges
 
     def takes(self, shapes: Shapes) -> bool:
-        """Whether it runs on such inputs."""
+        """Whether it runs on inputs with these shapes."""
         return all(range_.has(shapes[name]) for name, range_ in self.ranges.items())
 
 
@@ -193,13 +193,13 @@ class ModelFile:
 
     Attributes:
         path: The model file.
-        signature: Its outside.
-        program: What builds and runs it.
-        usage: How.
+        signature: Its inputs and outputs.
+        program: The trtexec that builds and runs it.
+        usage: How to call it.
         device: The GPU, as far as it is known.
         cache: Engines that were built before.
-        room: The folder for files that go with the session.
-        log: File for what is printed; None for nowhere.
+        room: The folder for files that are removed with the session.
+        log: File for trtexec's output; None to drop it.
     """
 
     path: str
@@ -220,7 +220,7 @@ class ModelFile:
         """Calls trtexec; see `Program.call`.
 
         Args:
-            what: What it is asked to do with the model.
+            what: The action, for messages.
             command: The arguments.
         """
         try:
@@ -229,11 +229,11 @@ class ModelFile:
             raise TrtexecError(f"trtexec can't {what} {self.name}: {error}", error.text) from None
 
     def build(self, ranges: Ranges) -> Plan:
-        """Builds an engine for inputs with such shapes, or finds one that was built.
+        """Builds an engine for inputs with these shape ranges, or returns a cached one.
 
         Raises:
             TrtexecError: If it can't be built; the message says why.
-            ValueError: If this version can't do what is wanted.
+            ValueError: If this version lacks a requested feature.
             ModelError: If a file of the model is missing.
         """
         built_from = build_arguments(self.usage, self.signature.low_types, ranges)
@@ -245,7 +245,7 @@ class ModelFile:
             self._build(command)
             if not _is_filled(path):
                 raise TrtexecError(f"trtexec says that it built {self.name}, but wrote no engine")
-            # A full disk costs a build later, not this one.
+            # A full disk means another build later; it must not fail this one.
             with contextlib.suppress(OSError, OutputError):
                 self.cache.keep(key, path)
                 if _is_filled(layers):
@@ -261,7 +261,7 @@ class ModelFile:
         return self.cache.take(key, layers, LAYERS) or not (asks_layers and knows_it)
 
     def _build(self, command: Sequence[str]) -> None:
-        """Seen with 8.6: what an earlier process had found out made a later build fail."""
+        """Build, if need be without the timing cache: in 8.6, an earlier one could fail a build."""
         program, cache = self.program, timing_cache_arguments(self.usage)
         without = [argument for argument in command if argument not in cache]
         if program.trusts_cache is False:
@@ -297,7 +297,7 @@ class TrtexecSession:
 
     Args:
         model: The model.
-        layers_path: Where to write what is known of its layers; None for nowhere.
+        layers_path: Where to write its layer information; None to write nothing.
     """
 
     def __init__(self, model: ModelFile, layers_path: str | None) -> None:
@@ -318,7 +318,7 @@ class TrtexecSession:
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:
-        """What the model wants."""
+        """The model's inputs."""
         return self._signature.inputs
 
     def set_feeds(self, feeds: Feeds) -> None:
@@ -329,7 +329,7 @@ class TrtexecSession:
         self._fed = write_feeds(feeds, self._model.room.path, "timed", self._usage.version)
 
     def run(self, feeds: Feeds) -> Outputs:
-        """Runs once and returns the outputs, in the six digits that trtexec writes."""
+        """Runs once and returns the outputs, with the six digits that trtexec writes."""
         self._signature.check_feeds(feeds)
         shapes = self._open_shapes(feeds)
         plan = self._timed
@@ -345,10 +345,10 @@ class TrtexecSession:
         return parse_outputs(_read(file, _OUTPUTS_BYTES), self._signature.outputs)
 
     def time_runs(self, runs: int) -> list[float]:
-        """Times runs on the kept feeds, in one process; what the GPU computes, no transfers.
+        """Times runs on the stored feeds in one process: GPU compute time, without transfers.
 
-        The times of single runs are trusted if they agree with trtexec's own summary. Else every
-        sample is the median that the summary tells.
+        The times of single runs are trusted if they agree with trtexec's own summary. Otherwise
+        every sample is the median from the summary.
         """
         plan, inputs = self._ready()
         file = self._fresh("times.json")
@@ -398,9 +398,9 @@ class TrtexecSession:
         return self._timed, self._fed
 
     def _call(self, what: str, plan: Plan, ours: Sequence[str]) -> str:
-        """Runs an engine: the built one or, if trtexec loads none, one that it builds anew.
+        """Runs the built engine, or one that trtexec builds again if it can't load engines.
 
-        As long as it has loaded none, any failure may mean that it can't.
+        Until it has loaded one, any failure may mean that it can't.
         """
         model, program, usage = self._model, self._program, self._usage
         anew = joined(ours, rebuild_arguments(usage, model.path, plan.built_from))
@@ -427,10 +427,10 @@ class TrtexecSession:
 
 
 def _first_read(*paths: Path | None) -> tuple[Layer, ...]:
-    """The first list of layers that can be read; empty if there is none.
+    """Return the first list of layers that can be parsed; empty if there is none.
 
     Raises:
-        TrtexecError: If there are only broken ones: half a list tells wrong things.
+        TrtexecError: If all lists are broken: half a list would be misleading.
     """
     broken = ""
     for path in paths:
@@ -456,7 +456,7 @@ class TrtexecEngine:
         self._scratch = worker_environment.scratch_folder()
 
     def info(self, options: SessionOptions) -> EngineInfo:
-        """Says which version runs on which GPU."""
+        """Returns the version and the GPU."""
         program = self._program(options)
         usage = trtexec_settings(options, program.version)
         for note in usage.notes:
@@ -503,7 +503,7 @@ class TrtexecEngine:
 
 
 def device_of(number: int) -> tuple[str, str]:
-    """Name and instruction set of a GPU, as the driver tells them: no model has to be built."""
+    """Return the name and instruction set of a GPU from the driver, without building a model."""
     gpus = find_gpus().gpus
     if number >= len(gpus):
         return UNKNOWN_GPU, UNKNOWN_ISA
@@ -519,7 +519,7 @@ def _signature(path: str) -> Signature:
 
 
 def _timing_cache(usage: TrtexecSettings, device: str) -> str:
-    """The user's file, or the usual one of this version and GPU."""
+    """Return the user's file, or the default one for this version and GPU."""
     said = usage.settings.timing_cache
     if said == NO_CACHE or (not said and device == UNKNOWN_GPU):
         return ""

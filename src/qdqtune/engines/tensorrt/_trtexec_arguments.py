@@ -36,14 +36,14 @@ from qdqtune.engines.tensorrt._trtexec_program import (
 from qdqtune.records._measurement import EngineInfo
 
 Ranges = Mapping[str, ShapeRange]
-"""What inputs with open dims may look like, by input."""
+"""Ranges of shapes, by input with open dims."""
 
 PLUGIN_FLAGS = frozenset(
     {"--staticPlugins", "--plugins", "--dynamicPlugins", "--setPluginsToSerialize"}
 )
-"""Options that name a library each; they may be said more than once."""
+"""Options that name one library each, and may be repeated."""
 _FLOAT_FLAGS = ("--fp16", "--bf16", "--best")
-# What a builder may choose from in a weakly typed network.
+# Types that the builder may choose from in a weakly typed network.
 _PRECISION_FLAGS = (*_FLOAT_FLAGS, "--int8", "--fp8", "--int4")
 # Types that Q and DQ convert to, by the option that a weakly typed build needs for them.
 _LOW = {
@@ -58,8 +58,8 @@ _ALWAYS, _NEVER = Version(0), Version(1 << 30)
 _V8_2, _V8_4, _V8_6, _V9 = Version(8, 2), Version(8, 4), Version(8, 6), Version(9)
 _V10, _V10_1, _V11 = Version(10), Version(10, 1), Version(11)
 
-# From which version on, and before which, options are what one says; from which on they are errors.
-# In between, another option says the same, or it means nothing.
+# The versions of options: the first that has it, the first where it is no longer preferred, and the
+# first that rejects it. In between, another option replaces it, or it has no effect.
 _LIVES = {
     flag: (since, before, removed)
     for since, before, removed, flags in (
@@ -98,7 +98,7 @@ _OURS = frozenset(
 _DEVICE, _WORKSPACE, _POOLS = "--device", "--workspace", "--memPoolSize"
 _CUDA_GRAPH = {"--useCudaGraph": True, "--noCudaGraph": False}
 _TYPES = "types are those of the model (qdqtune tune converts it: --precision)"
-# What a version that removed an option does anyway, or has other means for.
+# Options that later versions removed because their behaviour is the default, or set otherwise.
 _LEFT_OUT = {**dict.fromkeys(_PRECISION_FLAGS, _TYPES), "--explicitBatch": "it is always so"}
 _INSTEAD = {
     "--batch": "say --shapes",
@@ -114,13 +114,13 @@ _WARMUP_MS = 200
 
 
 def takes(version: Version, flag: str) -> bool:
-    """Whether an option is the one to say in a version; one that isn't listed is in all."""
+    """Whether an option is the preferred one in a version; an unlisted option is in all."""
     since, before, _ = _LIVES.get(flag, _IN_ALL)
     return since <= version < before
 
 
 def _lacks(version: Version, flag: str) -> str:
-    """Why an option is an error in a version: since or until when there is one; empty if not."""
+    """Return why a version rejects an option: since or until when it exists; empty if accepted."""
     since, _, removed = _LIVES.get(flag, _IN_ALL)
     if version < since:
         return f"it came with {since.major}.{since.minor}"
@@ -128,10 +128,10 @@ def _lacks(version: Version, flag: str) -> str:
 
 
 def require(version: Version, flag: str, purpose: str) -> None:
-    """Make sure that there is an option.
+    """Make sure that a version has an option.
 
     Raises:
-        ValueError: If there isn't; it says since or until when there is.
+        ValueError: If it doesn't; the message says since or until when it exists.
     """
     why = _lacks(version, flag)
     if why:
@@ -139,7 +139,7 @@ def require(version: Version, flag: str, purpose: str) -> None:
 
 
 def joined(ours: Iterable[str], given: Sequence[str]) -> list[str]:
-    """Our arguments and the user's; what the user says isn't said twice, which is an error."""
+    """Join our arguments and the user's; the user's replace ours, since repetition is an error."""
     said = {name_of(argument) for argument in given} - PLUGIN_FLAGS
     return [argument for argument in ours if name_of(argument) not in said] + list(given)
 
@@ -151,10 +151,10 @@ class TrtexecSettings:
     Attributes:
         version: The version of its TensorRT.
         settings: How models are opened.
-        typing: Whether types are those of the model, or the builder's choice.
-        given: Arguments that the user wants to be said.
-        warmup_ms: How long runs go on before the timed ones.
-        notes: What of the user's arguments is said in another way, or not at all, and why.
+        typing: Whether types come from the model, or are chosen by the builder.
+        given: The user's arguments.
+        warmup_ms: Duration of the runs before the timed ones.
+        notes: Which of the user's arguments were replaced or left out, and why.
     """
 
     version: Version
@@ -166,16 +166,16 @@ class TrtexecSettings:
 
     @property
     def is_safe(self) -> bool:
-        """Whether engines are built for the safety runtime, which tells nothing of layers."""
+        """Whether engines are built for the safety runtime, which reports no layers."""
         return _SAFE in self.given
 
     @property
     def info_options(self) -> Mapping[str, str]:
-        """What a record says about it."""
+        """The options for a record."""
         return {**self.settings.given, "typing": self.typing}
 
     def float_type(self, capability: str) -> str:
-        """What float32 is computed in on a GPU; empty if unknown."""
+        """Return the type that float32 is computed in on a GPU; empty if unknown."""
         names = set(map(name_of, self.given))
         precision = self.settings.precision
         if names.intersection(_PRECISION_FLAGS):
@@ -184,32 +184,32 @@ class TrtexecSettings:
         return float_type_of(self.typing, precision, capability, tf32=_NO_TF32 not in names)
 
     def known(self, *arguments: str) -> list[str]:
-        """Those of our arguments that there are in this version, and that `--safe` allows."""
+        """Return those of our arguments that this version has and that `--safe` allows."""
         forbidden = NOT_WHEN_SAFE if self.is_safe else frozenset()
         names = zip(arguments, map(name_of, arguments), strict=True)
         return [each for each, n in names if takes(self.version, n) and n not in forbidden]
 
 
 def path_option(options: SessionOptions) -> str:
-    """Where the user says that the program is; empty if nowhere."""
+    """Return the user's path of the program; empty if not set."""
     return options.engine_options.get("path", "")
 
 
 def notes_on(options: Mapping[str, str]) -> tuple[str, ...]:
-    """What a user should know about the engine's options before it runs.
+    """Return what a user should know about the engine's options before it runs.
 
     Raises:
-        ValueError: If they can't be read, or the program isn't there.
+        ValueError: If they can't be parsed, or the program is missing.
     """
     asked = SessionOptions(engine_options=options)
     return trtexec_settings(asked, version_of(find_program(path_option(asked)))).notes
 
 
 def trtexec_settings(options: SessionOptions, version: Version) -> TrtexecSettings:
-    """Reads the options of the engine, with the user's own arguments for the program.
+    """Parses the options of the engine, with the user's own arguments for the program.
 
     Raises:
-        ValueError: If one can't be read, is ours to say, contradicts another one, or means
+        ValueError: If one can't be parsed, is reserved for us, contradicts another, or requests
             something that this version can't do.
     """
     settings = settings_of(options, _OWN_OPTIONS)
@@ -247,7 +247,7 @@ def trtexec_settings(options: SessionOptions, version: Version) -> TrtexecSettin
 
 
 def _translated(words: Sequence[str], version: Version) -> tuple[list[str], list[str]]:
-    """The user's arguments as this version takes them, and notes on those that had to change."""
+    """Return the user's arguments in this version's form, and notes on those that had to change."""
     kept, notes, workspace = [], [], ""
     for word in words:
         name, _, value = word.partition("=")
@@ -274,7 +274,7 @@ def _translated(words: Sequence[str], version: Version) -> tuple[list[str], list
 
 
 def _workspace_in(arguments: Sequence[str]) -> str:
-    """The argument that limits the memory for kernels; empty if there is none."""
+    """Return the argument that limits the memory for kernels; empty if there is none."""
     for argument in arguments:
         name, _, value = argument.partition("=")
         pools = [pool.partition(":")[0] for pool in value.split(",")]
@@ -284,7 +284,7 @@ def _workspace_in(arguments: Sequence[str]) -> str:
 
 
 def _with_workspace(arguments: Sequence[str], size: str) -> list[str]:
-    """Arguments with a limit for that memory, in the option that other pools have theirs in."""
+    """Return arguments with a limit for that memory, in the option that also limits other pools."""
     if said := _workspace_in(arguments):
         raise ValueError(f"args has {said}, and {size} for the workspace, too: leave one out")
     pools = [each for each in arguments if name_of(each) == _POOLS] or [f"{_POOLS}="]
@@ -293,7 +293,7 @@ def _with_workspace(arguments: Sequence[str], size: str) -> list[str]:
 
 
 def _device(settings: Settings, words: Sequence[str]) -> int:
-    """The GPU to measure on; there is one, whoever names it."""
+    """Return the GPU to measure on, from the option or the arguments; they must agree."""
     said = [word.partition("=")[2] for word in words if name_of(word) == _DEVICE]
     if any(not number.isdecimal() for number in said):
         raise ValueError(f"args has {_DEVICE}={said[0]}; it is the number of a GPU")
@@ -304,7 +304,7 @@ def _device(settings: Settings, words: Sequence[str]) -> int:
 
 
 def _cuda_graph(settings: Settings, words: Sequence[str]) -> bool | None:
-    """Whether timed runs are launched as a CUDA graph; what arguments say goes first."""
+    """Whether timed runs are launched as a CUDA graph; arguments take precedence."""
     said = {_CUDA_GRAPH[name] for name in map(name_of, words) if name in _CUDA_GRAPH}
     if len(said) > 1:
         raise ValueError(f"args has {' and '.join(_CUDA_GRAPH)}: leave one out")
@@ -312,7 +312,7 @@ def _cuda_graph(settings: Settings, words: Sequence[str]) -> bool | None:
 
 
 def _with_shapes(requested: ShapeRequest, said: ShapeArguments) -> ShapeRequest:
-    """Shapes are ours to say, because a model without open dims may not be given any."""
+    """Merge shapes from arguments: we pass them, since a model without open dims takes none."""
     return ShapeRequest(
         {**parse_shapes(",".join(said.least)), **requested.least},
         {**parse_shapes(",".join(said.built_for)), **requested.usual},
@@ -337,15 +337,15 @@ def _typing(version: Version, requested: str, names: set[str]) -> str:
 def build_arguments(
     usage: TrtexecSettings, low_types: Collection[str], ranges: Ranges
 ) -> list[str]:
-    """What an engine depends on beside the model: all but the names of files.
+    """Return everything that an engine depends on besides the model, except for file names.
 
     Args:
-        usage: How.
+        usage: How trtexec is called.
         low_types: Types that Q and DQ of the model convert to.
-        ranges: Of inputs with open dims.
+        ranges: Shape ranges of inputs with open dims.
 
     Raises:
-        ValueError: If this version can't do it.
+        ValueError: If this version lacks an option.
     """
     settings = usage.settings
     ours = _precision(usage, low_types)
@@ -364,14 +364,14 @@ def build_arguments(
 def build_command(
     usage: TrtexecSettings, model: str, plan: Path, layers: Path, built_from: Sequence[str]
 ) -> list[str]:
-    """Builds an engine.
+    """Return the arguments that build an engine.
 
     Args:
-        usage: How.
+        usage: How trtexec is called.
         model: The model file.
-        plan: Where the engine goes.
-        layers: Where a list of its layers goes.
-        built_from: As `build_arguments` returns them.
+        plan: Where to write the engine.
+        layers: Where to write the list of its layers.
+        built_from: The result of `build_arguments`.
     """
     skip = usage.known("--skipInference", "--buildOnly")
     ours = [f"--onnx={model}", f"--saveEngine={plan}", *skip, *_layer_list(usage, layers)]
@@ -379,48 +379,48 @@ def build_command(
 
 
 def timing_cache_arguments(usage: TrtexecSettings) -> list[str]:
-    """The file that a build takes what is known of kernels from; trtexec locks and merges it."""
+    """Return the arguments for the timing cache of a build; trtexec locks and merges the file."""
     file = usage.settings.timing_cache
     return [f"--timingCacheFile={file}"] if file else []
 
 
 def load_arguments(usage: TrtexecSettings, plan: Path) -> list[str]:
-    """Runs with an engine that was built before; only a build can be done remotely."""
+    """Return the arguments that load an engine; only builds can be done remotely."""
     given = [argument for argument in usage.given if name_of(argument) != _REMOTE]
     return joined([f"--loadEngine={plan}", *_everywhere(usage)], given)
 
 
 def rebuild_arguments(usage: TrtexecSettings, model: str, built_from: Sequence[str]) -> list[str]:
-    """Runs with an engine that is built once more, for a program that loads none."""
+    """Return the arguments that build an engine again, for a program that can't load one."""
     return joined([f"--onnx={model}", *timing_cache_arguments(usage)], built_from)
 
 
 def time_arguments(usage: TrtexecSettings, runs: int, times: Path) -> list[str]:
-    """Times runs; the time of each goes to `times`."""
+    """Return the arguments that time runs; the time of each goes to `times`."""
     graph = [flag for flag, on in _CUDA_GRAPH.items() if on is usage.settings.cuda_graph]
     ours = usage.known("--noDataTransfers", "--useSpinWait", *graph)
     if not _PROFILES.isdisjoint(map(name_of, usage.given)):
-        ours += usage.known("--separateProfileRun")  # else there is no summary
+        ours += usage.known("--separateProfileRun")  # otherwise there is no summary
     return [*_runs(runs, usage.warmup_ms), *ours, f"--exportTimes={times}"]
 
 
 def profile_arguments(usage: TrtexecSettings, runs: int, profile: Path, layers: Path) -> list[str]:
-    """Times layers into `profile`, and lists them in `layers`."""
+    """Return the arguments that time layers into `profile`, and list them in `layers`."""
     ours = [*_runs(runs, usage.warmup_ms), f"--exportProfile={profile}"]
     return [*ours, *_layer_list(usage, layers), *usage.known("--separateProfileRun")]
 
 
 def output_arguments(outputs: Path) -> list[str]:
-    """Runs once; the results go to `outputs`."""
+    """Return the arguments that write the results of a run to `outputs`."""
     return [*_runs(1, 0), f"--exportOutput={outputs}"]
 
 
 def feed_arguments(inputs: Mapping[str, Path], shapes: Shapes) -> list[str]:
-    """Runs on inputs from files.
+    """Return the arguments that read inputs from files.
 
     Args:
         inputs: Files by input.
-        shapes: Of inputs with open dims.
+        shapes: Shapes of inputs with open dims.
     """
     said = [f"--shapes={shapes_text(shapes)}"] if shapes else []
     if inputs:
@@ -438,7 +438,7 @@ def _precision(usage: TrtexecSettings, low_types: Collection[str]) -> list[str]:
         flags.append(f"--{usage.settings.precision}")
     if "--best" not in given:
         flags += [flag for flag, types in _LOW.items() if not types.isdisjoint(low_types)]
-    if "--fp8" in flags and "--int8" in flags:  # trtexec takes only one of them
+    if "--fp8" in flags and "--int8" in flags:  # trtexec accepts only one of them
         flags.remove("--int8")
     for said, other in (("--int8", "--fp8"), ("--fp8", "--int8")):
         if said in given and other in flags:
@@ -457,28 +457,28 @@ def _layer_list(usage: TrtexecSettings, layers: Path) -> list[str]:
 
 
 def _everywhere(usage: TrtexecSettings) -> list[str]:
-    """What a process needs whether it builds or runs."""
+    """Return arguments that both builds and runs need."""
     flags = usage.known("--staticPlugins", "--plugins")
     plugins = [f"{flag}={path}" for path in usage.settings.plugins for flag in flags]
     return plugins + ([f"--device={usage.settings.device}"] if usage.settings.device else [])
 
 
 def _runs(runs: int, warmup_ms: int) -> list[str]:
-    """So many runs, and no more: the number is a floor under the duration in seconds."""
+    """Return arguments for exactly this many runs: the count is a minimum, the duration is zero."""
     return [f"--iterations={runs}", "--duration=0", f"--warmUp={warmup_ms}", f"--avgRuns={runs}"]
 
 
 def build_line(info: EngineInfo, file: Path, shapes: Mapping[str, Shape], name: str) -> str:
-    """A command line of trtexec, with the options that the version needs for this model.
+    """Return a trtexec command, with the options that the version needs for this model.
 
     Args:
-        info: What measured it.
+        info: The engine that measured it.
         file: The model.
-        shapes: Those that it was measured at, by input.
-        name: What the file is called in the command.
+        shapes: The shapes at which it was measured, by input.
+        name: Name of the file in the command.
 
     Raises:
-        ValueError: If the options can't be read.
+        ValueError: If the options can't be parsed.
     """
     known = {key: value for key, value in info.options.items() if key in (*COMMON, *_OWN_OPTIONS)}
     numbers = [int(part) for part in info.version.split(".")[:3] if part.isdecimal()]

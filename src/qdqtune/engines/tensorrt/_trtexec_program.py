@@ -1,4 +1,4 @@
-"""trtexec as a program: where it is, its version, what it prints, and the reason of a failure."""
+"""trtexec as a program: its path and version, its output, and the reason for a failure."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ NOT_WHEN_SAFE = frozenset(
         "--profilingVerbosity", "--separateProfileRun",
     }
 )  # fmt: skip
-"""What `--safe` forbids."""
+"""Options that `--safe` forbids."""
 DISPENSABLE = NOT_WHEN_SAFE | {"--loadInputs", "--exportOutput", "--exportTimes"}
 """Options without which models can still be built and timed."""
-# The prefix keeps "Total GPU Compute Time" and what verbose lines explain out.
+# The prefix excludes "Total GPU Compute Time" and the explanations in verbose output.
 _GPU_TIME = re.compile(r"\[I\] GPU Compute Time: .*?median = ([0-9.eE+-]+|[+-]?inf|[+-]?nan) ms")
 _UNKNOWN_OPTION = re.compile(r"Unknown option: (\S+)")
 _PASSED = re.compile(r"^&&&& PASSED ", re.MULTILINE)
@@ -52,7 +52,7 @@ _BARE = re.compile(
     r"Cuda failure|Cannot find any available devices|Uncaught exception|terminate called|"
     r"error while loading shared libraries|[Oo]ut of memory|[Cc]ommand not found"
 )
-# What follows from an error that was told before.
+# Messages that merely follow from an earlier error.
 _CONSEQUENCES = re.compile(
     r"--- (?:Begin|End) node ---|Engine set up failed|Failed to create engine from model|"
     r"Building engine failed|Engine could not be created from network|Parsing model failed|"
@@ -65,16 +65,16 @@ _LONGEST = 400
 _LONGEST_LINE = 8000
 _HEAD_LINES, _TAIL_LINES = 4000, 1000
 _CHUNK = 1 << 16
-# Progress, which a verbose build has tens of thousands of lines of.
+# Progress, of which a verbose build prints tens of thousands of lines.
 _PROGRESS = re.compile(rf"^{_STAMP}\[[VIW]\] ")
 _TELLING = ("GPU Compute Time", "[E]", "[F]", "&&&& ")
-# Two streams in one pipe: a message may begin, and end, in the middle of another's line.
+# Two streams share one pipe: a message may start and end in the middle of another line.
 _CUT = re.compile(rf"^(.+?)({_STAMP}\[[VIWEF]\] [^\n]*)\n((?!{_STAMP}|&&&& )[^\n]*)$", re.MULTILINE)
 _GLUED = re.compile(rf"(?<=.)(?={_STAMP}\[[VIWEF]\] |&&&& (?:PASSED|FAILED) )")
 
 
 def name_of(argument: str) -> str:
-    """The option that an argument is about: `--iterations` of `--iterations=10`."""
+    """Return the option of an argument: `--iterations` for `--iterations=10`."""
     return argument.partition("=")[0]
 
 
@@ -90,13 +90,13 @@ class Version(NamedTuple):
 
 
 def find_program(path: str) -> str:
-    """The program's full path.
+    """Return the program's full path.
 
     Args:
-        path: As the user says it; empty is the one on PATH.
+        path: The user's path; empty for the one on PATH.
 
     Raises:
-        ValueError: If it isn't there, or can't be started.
+        ValueError: If it doesn't exist, or can't be started.
     """
     found = shutil.which(path or PROGRAM)
     if found is None:
@@ -107,17 +107,17 @@ def find_program(path: str) -> str:
 
 
 def version_of(program: str) -> Version:
-    """The version of TensorRT that a program is from; asked for once.
+    """Return the TensorRT version of a program; cached.
 
     Raises:
-        ValueError: If it doesn't tell.
+        ValueError: If it doesn't print one.
     """
     seen = os.stat(program)
     return _asked(program, seen.st_mtime_ns, seen.st_size)
 
 
 def parse_version(text: str) -> Version | None:
-    """The version that the first line of a program's output names; None if it names none."""
+    """Return the version in the first line of a program's output; None if it has none."""
     banner = _BANNER.search(text)
     if banner is None:
         return None
@@ -129,8 +129,8 @@ def parse_version(text: str) -> Version | None:
 
 @functools.cache
 def _asked(program: str, modified_ns: int, size: int) -> Version:
-    """There is no option for it; the shortest way is the help, whose first line tells it."""
-    del modified_ns, size  # they are here so that another program at the same place is asked again
+    """Read the version from the first line of the help, since there is no option for it."""
+    del modified_ns, size  # they are part of the cache key: another program may take its place
     try:
         text = _first_printed([program, "--help"])
     except (OSError, TimeoutError) as error:
@@ -143,7 +143,7 @@ def _asked(program: str, modified_ns: int, size: int) -> Version:
 
 
 def _first_printed(command: Sequence[str]) -> str:
-    """The beginning of what a command prints; the command is ended when there is more.
+    """Return the first output of a command, which is ended if it prints more.
 
     Raises:
         OSError: If it can't be started.
@@ -178,37 +178,37 @@ def _start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a child, and what it has started."""
+    """End a child and all processes that it has started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
 
 
 def gpu_median_ms(text: str) -> float | None:
-    """The median of the time that the GPU computes in a run; None if no summary was printed."""
+    """Return the median GPU compute time of a run; None if no summary was printed."""
     found = _GPU_TIME.findall(text)
     return float(found[-1]) if found else None
 
 
 def has_passed(text: str) -> bool:
-    """Whether trtexec says that all went well."""
+    """Whether trtexec reports success."""
     return _PASSED.search(text) is not None
 
 
 def unknown_options(text: str) -> set[str]:
-    """Options that it doesn't know."""
+    """Return the options that the output reports as unknown."""
     return set(_UNKNOWN_OPTION.findall(text))
 
 
 def finds_no_kernel(text: str) -> bool:
-    """Whether a build failed because nothing was left that could compute a layer."""
+    """Whether a build failed because no kernel was left that could compute a layer."""
     return _NO_KERNEL.search(text) is not None
 
 
 def reason_of(text: str, code: int) -> str:
-    """Why a call failed, in a line or two.
+    """Return why a call failed, in a line or two.
 
     Args:
-        text: All that was printed.
+        text: Everything that was printed.
         code: The exit code; negative if a signal ended it.
     """
     unknown = sorted(unknown_options(text))
@@ -229,7 +229,7 @@ def reason_of(text: str, code: int) -> str:
 
 
 def _errors(text: str) -> list[str]:
-    """Messages about errors, each with the lines that belong to it."""
+    """Return error messages, each with its continuation lines."""
     messages: list[str] = []
     is_open = False
     for line in text.splitlines():
@@ -259,7 +259,7 @@ def _told(errors: Sequence[str]) -> str:
 
 
 def _parse_reason(node: str, following: Sequence[str]) -> str:
-    """The node that could not be parsed, and what was said of it."""
+    """Return the node that could not be parsed, with the reason."""
     text = "\n".join(following)
     named = _NODE_NAME.search(text.partition("attribute {")[0])  # attributes have names, too
     name = f" '{named[1] or named[2]}'" if named is not None else ""
@@ -287,11 +287,11 @@ def _signal_name(number: int) -> str:
 
 @dataclass(frozen=True)
 class Finished:
-    """A call that has ended.
+    """A finished call.
 
     Attributes:
         code: The exit code; negative if a signal ended it.
-        text: What was printed, without lines about progress.
+        text: The output, without lines about progress.
     """
 
     code: int
@@ -301,11 +301,11 @@ class Finished:
 def run_command(command: Sequence[str], log: Path | None = None) -> Finished:
     """Runs a command to its end.
 
-    The child stays in this process's group, so that whoever ends the group ends it, too.
+    The child stays in this process's group, so that ending the group also ends the child.
 
     Args:
         command: The program and its arguments.
-        log: File that everything is appended to, up to a limit.
+        log: File that the output is appended to, up to a limit.
 
     Raises:
         OSError: If it can't be started.
@@ -330,7 +330,7 @@ def run_command(command: Sequence[str], log: Path | None = None) -> Finished:
 
 
 class _Kept:
-    """The lines that matter; of very many, the first and the last."""
+    """The lines worth keeping; of very many, the first and the last."""
 
     def __init__(self) -> None:
         self._head: list[str] = []
@@ -362,8 +362,8 @@ class TrtexecError(RuntimeError):
     """A call of trtexec failed; the message says why.
 
     Args:
-        reason: Why.
-        text: What it printed.
+        reason: The reason.
+        text: The output.
     """
 
     def __init__(self, reason: str, text: str = "") -> None:
@@ -372,17 +372,17 @@ class TrtexecError(RuntimeError):
 
 
 class Program:
-    """A trtexec.
+    """A trtexec program.
 
     Args:
-        path: Where it is.
+        path: Its path.
         version: The version of its TensorRT.
 
     Attributes:
-        refused: Options that it turned out not to know; they are not said to it again.
-        loads: Whether it loads engines that it built; None as long as it wasn't tried.
-        trusts_cache: Whether a failed build fails without the timing cache, too; None as long as
-            it wasn't tried. If it doesn't, the file is not used again.
+        refused: Options that it turned out not to know; they are not passed again.
+        loads: Whether it loads engines that it built; None if that has not been tried.
+        trusts_cache: Whether a failed build also failed without the timing cache; None if that has
+            not been tried. If False, the file is not used again.
     """
 
     def __init__(self, path: str, version: Version) -> None:
@@ -395,15 +395,15 @@ class Program:
     def call(
         self, arguments: Sequence[str], given: Sequence[str] = (), log: Path | None = None
     ) -> str:
-        """Calls it; options that it can do without are left out if it doesn't know them.
+        """Runs it; options that it does not know are left out if they are dispensable.
 
         Args:
-            arguments: All of them.
-            given: Those that the user said: they are never left out.
-            log: File that gets the command and what is printed.
+            arguments: All arguments.
+            given: The user's arguments, which are never left out.
+            log: File that receives the command and its output.
 
         Returns:
-            What it printed.
+            The output.
 
         Raises:
             TrtexecError: If it failed.
@@ -418,7 +418,7 @@ class Program:
         return finished.text
 
     def _refuses_more(self, finished: Finished, ours: Set[str]) -> bool:
-        """Whether there is more that it doesn't know, all of it ours; remembers it."""
+        """Whether it rejected further options, all of them dispensable; remembers them."""
         unknown = unknown_options(finished.text)
         if unknown <= self.refused or not unknown <= ours:
             return False

@@ -295,7 +295,7 @@ def proposals(
     worlds = [regression.effects(), *(regression.effects(generator) for _ in range(_WORLDS))]
     for effects in worlds:
         best = [
-            space.with_one_form(ascend(start, effects, regression.pairs), effects[0])
+            space.with_one_form(ascend(start, effects, regression.pairs), effects[0].tolist())
             for start in starts
         ]
         found.append(max(best, key=lambda state: value_of(state, effects, regression.pairs)))

@@ -42,12 +42,12 @@ QUIET: dict[str, str] = {"noise": "0", "drift": "0", "spikes": "0", "offset": "0
 """Options with which every sample is the true latency."""
 
 COST_MODEL_VERSION = "1"
-"""Must be raised with every change to the cost of any model."""
+"""Must be incremented whenever the cost of any model changes."""
 _ShapeKey = tuple[tuple[str, tuple[int, ...]], ...]
 _MOST_REMEMBERED = 256
 # Time to load a model that was built before.
 _LOADING_S = 0.5
-# Other engines' names of the types for which ONNX has short names.
+# Other engines' names for the types that have short names in ONNX.
 _PRECISIONS = {"double": "float64", "float": "float32"}
 
 

@@ -55,8 +55,9 @@ class LowPrecision:
         profile: The machine.
 
     Attributes:
-        available: Tensors available in quantized form, with the type: results of DQ, also moved.
-        wanted: Tensors read only by Q of one form, also moved; with that form.
+        available: Tensors available in quantized form, with the type: results of DQ, including
+            moved ones.
+        wanted: Tensors read only by Q of one form, including moved ones, with that form.
         kernels: Ops that compute in low precision, with the type of their activations.
     """
 
@@ -72,7 +73,7 @@ class LowPrecision:
         for op in wiring.ops:
             if (dtype := self._kernel_type(op)) is not None:
                 self.kernels[op] = dtype
-        if not profile.fuses:  # what low-precision kernels make is quantized, whoever reads it
+        if not profile.fuses:  # their results are quantized, whatever reads them
             self.available.update((self._result(op), dtype) for op, dtype in self.kernels.items())
 
     def has_kernel(self, op: Op) -> bool:
@@ -229,7 +230,7 @@ class Fuser:
         weighted = [op for op in self._left if op.op_type in WEIGHTED_OPS]
         return sorted(weighted, key=rank, reverse=True)
 
-    # Normalizations and activations that the exporter has decomposed.
+    # Normalizations and activations that the exporter decomposed.
 
     def _take_normalizations(self) -> None:
         """Fuses chains up to the first tensor that a reduction in them reads."""
@@ -253,14 +254,14 @@ class Fuser:
             self._take(longest, end)
 
     def _ends(self) -> Iterator[Op]:
-        """Yield ops that may end a chain, deepest first, as it may include others."""
+        """Yield ops that may end a chain, deepest first, since a chain may include others."""
         ends = [op for op in self._left if op.op_type in POINTWISE and op not in self._low.kernels]
         for op in sorted(ends, key=lambda op: -self._wiring.depth[op]):
             if op in self._left:
                 yield op
 
     def _chains(self, end: Op, kinds: frozenset[str]) -> Iterator[list[Op]]:
-        """Yield ever longer chains that compute a result from a single tensor of its size."""
+        """Yield increasingly long chains that compute a result from a single tensor of its size."""
         chain = [end]
         sources = self._sources(end)
         while len(chain) < _LONGEST_CHAIN:
@@ -286,7 +287,7 @@ class Fuser:
         return {tensor for tensor in op.inputs if tensor} - self._wiring.constant
 
     def _take_units(self) -> None:
-        """Fuses only ops that are quantized as one with the op before them, also in float."""
+        """Fuses only ops that are quantized together with the op before them, even in float."""
         for op in list(self._left):
             if op in self._left and self._low.has_kernel(op):
                 self._take([op, *self._activation(op)], op)
@@ -296,7 +297,7 @@ class Fuser:
         activation = self._low.fused_activation(op)
         return [activation] if activation is not None and activation in self._left else []
 
-    # Fusion on a machine that knows a list of patterns.
+    # Fusion on a machine with a fixed list of patterns.
 
     def _take_known_patterns(self) -> None:
         for op in [*self._weighted_ops(), *self._low.kernels]:
@@ -389,7 +390,7 @@ class Storage:
         self._profile = profile
         self._lead = {op: group.lead for group in groups for op in group.ops}
         self.takes = {group.lead: self._taken(group) for group in groups}
-        # Tensors that low-precision kernels read in quantized form, also moved.
+        # Tensors that low-precision kernels read in quantized form, including moved ones.
         self._needed, self._needed_by_conv = self._find_needed()
         self.quantized: set[str] = set()
         self._blocked: set[str] = set()
@@ -429,7 +430,7 @@ class Storage:
         return taken
 
     def _find_needed(self) -> tuple[set[str], set[str]]:
-        """Return what low-precision kernels read in quantized form, and what Convs among them."""
+        """Return the tensors that low-precision kernels read quantized, and those that Convs do."""
         everything = set[str]().union(*self.takes.values())
         convs = [taken for lead, taken in self.takes.items() if lead.op_type in CONVS]
         by_conv = set[str]().union(*convs)
@@ -461,7 +462,7 @@ class Storage:
                 self._blocked.update(results)
 
     def _results(self, group: Group) -> Sequence[str]:
-        """Return what a kernel writes in quantized form."""
+        """Return the tensors that a kernel writes in quantized form."""
         results = [t for op in group.ops for t in op.outputs if t in self._low.wanted]
         profile = self._profile
         if group.lead in self._low.kernels:
@@ -485,7 +486,7 @@ class Storage:
         )
 
     def _dequantized_in(self, quantize: Op, tensors: set[str]) -> bool:
-        """Whether what a Q makes, once dequantized, is among some tensors."""
+        """Whether the result of a Q, once dequantized, is among some tensors."""
         return any(not tensors.isdisjoint(op.outputs) for op in self._wiring.readers_of(quantize))
 
     def _as_float(self, op: Op, tensor: str) -> bool:
@@ -496,7 +497,7 @@ class Storage:
             return not self.absorbed(op)
         if op.op_type in MOVES:
             return op.inputs[0] != tensor or not self.quantized.issuperset(op.outputs)
-        return False  # DQ has no float input, and ops that cost nothing only look at shapes
+        return False  # DQ has no float input, and free ops only read shapes
 
     def _is_image(self, tensor: str) -> bool:
         shape = self._wiring.shape(tensor)

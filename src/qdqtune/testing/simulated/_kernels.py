@@ -1,4 +1,4 @@
-"""The kernels of a model on a simulated machine, and what they cost without noise."""
+"""The kernels of a model on a simulated machine, and their costs without noise."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from qdqtune.testing.simulated._wiring import (
 
 _REFORMAT = "Reformat"
 _FLOAT_BYTES = 4.0
-# They access only what they return, not all of their input.
+# These access only what they return, not all of their input.
 _PICKS = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Split"})
 
 # One or two polynomials per element.
@@ -160,7 +160,7 @@ class _Planner:
             written = sum(wiring.nbytes(tensor, stored) for tensor in op.outputs)
             read = touched_bytes(wiring, op, op.inputs[0], stored)
             speed = profile.reformat_bandwidth if scatters(op) else profile.bandwidth
-            # Nothing is computed, so more narrow elements are handled at a time.
+            # Nothing is computed, so more narrow elements are processed at a time.
             width = written / _FLOAT_BYTES / max(1, sum(map(wiring.size, op.outputs)))
             compute_us = _us(steps(wiring, op, low=False) * width, profile.element_rate)
             dtype = stored or wiring.dtype(op.inputs[0])
@@ -183,7 +183,7 @@ class _Planner:
             self._add_reformat(op, result, dtype)
 
     def _add_dequantize(self, op: Op, tensor: str) -> None:
-        """Dequantize the output of a DQ, or of an op that a DQ was moved behind."""
+        """Dequantize the output of a DQ, or of an op past which a DQ was moved."""
         dtype = self._stored_type(tensor) or self._wiring.dtype(op.inputs[0])
         if self._storage.reformats_after(tensor):
             self._add_reformat(op, tensor, dtype)
@@ -243,7 +243,7 @@ def steps(wiring: Wiring, op: Op, *, low: bool) -> float:
 
 
 def scatters(op: Op) -> bool:
-    """Whether an op scatters rows, so that neighbours in memory are separated."""
+    """Whether an op scatters rows, which separates neighbours in memory."""
     if op.op_type != "Transpose":
         return False
     perm = op.attribute("perm")
@@ -260,7 +260,7 @@ def touched_bytes(wiring: Wiring, op: Op, tensor: str, dtype: ir.DataType | None
 
 
 def _channels(wiring: Wiring, op: Op) -> tuple[int, int, bool]:
-    """Input and output channels of a group, and whether each group has one input channel."""
+    """Return input and output channels of a group, and whether groups have one input channel."""
     weight = wiring.shape(op.inputs[1])
     if op.op_type in RECURRENT:
         return (weight[-1], weight[-2], False) if len(weight) > 1 else (1, 1, False)
@@ -275,7 +275,7 @@ def _channels(wiring: Wiring, op: Op) -> tuple[int, int, bool]:
 
 
 def _filled(channels: int, step: int) -> float:
-    """Return the share of the padded channels that is real."""
+    """Return the share of the padded channels that contains data."""
     padded = -(-channels // step) * step
     return channels / padded if channels > 0 else 1.0
 

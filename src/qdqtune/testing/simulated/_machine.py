@@ -21,7 +21,7 @@ _FLOAT8 = ir.DataType.FLOAT8E4M3FN
 CPU_EPILOGUES = frozenset(
     {"Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "HardSwish", "Elu"}
 )
-"""Activations that a CPU's float Conv or MatMul applies before it writes its result."""
+"""Activations that a CPU's float Conv or MatMul applies before writing its result."""
 
 # More than any process has: opens are numbered consecutively across processes.
 _OPENS_PER_PROCESS = 1_000_000
@@ -35,7 +35,7 @@ class MacUnit:
         rate: Billions of multiply-adds per second at best.
         input_step: Input channels are padded to a multiple of this.
         output_step: Output channels are padded to a multiple of this.
-        depthwise: Part of the rate that a Conv with one input channel per group gets.
+        depthwise: Fraction of the rate for a Conv with one input channel per group.
     """
 
     rate: float
@@ -50,22 +50,21 @@ class Profile:
 
     Attributes:
         name: As in the option `profile`.
-        summary: One line for people.
-        dialect: The dialect whose rules say which ops have low-precision kernels.
-        units: How fast it multiplies, by type of the activations. A quantized type that is missing
-            has no kernels: Q and DQ of it cost their passes and bring nothing. Other missing types
-            are as fast as float.
+        summary: A one-line description.
+        dialect: The dialect whose rules determine which ops have low-precision kernels.
+        units: How fast it multiplies, by type of the activations. A missing quantized type has no
+            kernels: its Q and DQ cost their passes without a gain. Other missing types are as fast
+            as float.
         bandwidth: Billions of bytes per second that a kernel reads and writes.
         conversion_bandwidth: The same for a Q or DQ pass; never above `bandwidth`.
-        reformat_bandwidth: The same for a change of layout, and for a Transpose that takes rows
-            apart.
+        reformat_bandwidth: The same for a layout change, and for a Transpose that scatters rows.
         element_rate: Billions of simple operations on elements per second.
         requantize_steps: Simple operations per element that a low-precision kernel spends on its
             result; ops without multiply-adds spend them on each operand, too.
-        launch_us: Microseconds that each kernel costs beside its work.
-        low_launch_us: Microseconds on top for a low-precision kernel, which has scales to set up.
+        launch_us: Microseconds of overhead per kernel.
+        low_launch_us: Additional microseconds for a low-precision kernel, to set up scales.
         half_full: Results, in elements, at which half of the machine is busy; 0 for one core.
-        fuses_pointwise: Whether any neighbouring pointwise ops become one kernel, also behind a
+        fuses_pointwise: Whether any neighbouring pointwise ops become one kernel, even after a
             weighted op, and whether such a kernel can write quantized values.
         epilogues: Otherwise, the ops that a float weighted op fuses.
         build_s: Seconds to open a model.
@@ -98,7 +97,7 @@ class Profile:
 
 
 def _float_units(rate: float, output_step: int) -> dict[ir.DataType, MacUnit]:
-    """A CPU's float units: half precision is computed as float, with conversions in between."""
+    """Return a CPU's float units: half precision is computed as float, with conversions."""
     return {
         _FLOAT: MacUnit(rate, 1, output_step),
         _DOUBLE: MacUnit(rate / 2, 1, output_step),
@@ -190,10 +189,10 @@ def profile_named(name: str) -> Profile:
 
 
 def check_known(what: str, name: str, known: Collection[str]) -> None:
-    """Make sure that there is something of a name.
+    """Make sure that a name is known.
 
     Raises:
-        ValueError: If not; it says what there is.
+        ValueError: If it isn't; the message lists the known ones.
     """
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
@@ -226,11 +225,11 @@ def check_amount(name: str, value: float) -> float:
 
 @dataclass(frozen=True)
 class Noise:
-    """How noisy a machine is; see the module for the arithmetic.
+    """How noisy a machine is; see docs/simulated.md for the arithmetic.
 
     Attributes:
         noise: Deviation of a run's log latency.
-        correlation: Of neighbouring runs, from 0 to below 1.
+        correlation: Correlation of neighbouring runs, from 0 to below 1.
         drift: Deviation of the machine's log speed.
         drift_s: Virtual seconds after which the machine has mostly forgotten its state.
         spikes: Probability that a run is hit by a spike.
@@ -258,8 +257,8 @@ class Machine:
 
     Args:
         noise: How noisy it is.
-        seed: The same seed and the same requests give the same samples.
-        process: Number of the process, where several make one comparison: opens of a model have
+        seed: The random seed; the same requests give the same samples.
+        process: Number of the process, if a comparison uses several: opens of a model have
             different noise in each.
 
     Attributes:
@@ -277,7 +276,7 @@ class Machine:
         self._opens: dict[bytes, int] = {}
 
     def run_noise(self, content: bytes) -> RunNoise:
-        """The noise of one more open of a model.
+        """Return the noise of another open of a model.
 
         Args:
             content: A hash of the model. Every open of it gets its own noise.
@@ -304,7 +303,7 @@ class RunNoise:
         self._state = float(generator.standard_normal())
 
     def samples_ms(self, true_ms: float, runs: int) -> list[float]:
-        """Samples of runs made one after the other."""
+        """Return the samples of consecutive runs."""
         noise, machine = self._machine.noise, self._machine
         fresh = math.sqrt(1.0 - noise.correlation**2)
         normals: list[float] = self._generator.standard_normal(runs).tolist()

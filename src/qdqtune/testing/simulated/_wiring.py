@@ -1,7 +1,7 @@
 """Shapes, types, producers and readers of each tensor of a model file.
 
-On protos: every candidate of a search comes here, and to make onnx_ir objects of one takes longer
-than to cost it.
+Uses protos: this runs for every candidate of a search, and creating onnx_ir objects would take
+longer than computing the costs.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from qdqtune.graph._op_classes import COPY_OPS, QDQ_OPS, WEIGHTED_OPS
 Shapes = Mapping[str, Sequence[int]]
 """Input name to shape."""
 
-# Constants used for shapes are smaller; the values of larger ones are never used.
+# Constants used for shapes are smaller; values of larger ones are never used.
 _LARGEST_READ_BYTES = 1024
 _WITH_BODIES = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-# Of the others, only type or shape matter, and both are known in advance.
+# For the others, only type or shape matters, and both are known in advance.
 _INPUTS_THAT_COUNT = {"CastLike": 1, "Shape": 0, "Size": 0}
 _STANDARD_DOMAINS = ("", "ai.onnx")
 _ITEM_BYTES = {int(t): t.bitwidth / 8 for t in ir.DataType if t.value and t.name != "STRING"}
@@ -44,7 +44,7 @@ TABLE_OPS = {
     "Cos", "Elu", "Erf", "Exp", "Gelu", "Log", "Mish", "Pow", "Selu", "Sigmoid", "Sin", "Softplus",
     "Softsign", "Swish", "Tan", "Tanh",
 }  # fmt: skip
-"""Costly functions, which low-precision kernels look up in a table."""
+"""Expensive functions, which low-precision kernels look up in a table."""
 POINTWISE = frozenset(_CHEAP | TABLE_OPS)
 """Pointwise ops: each element depends only on elements at the same position."""
 REDUCTIONS = frozenset(
@@ -65,11 +65,11 @@ class Op:
     """A node.
 
     Attributes:
-        position: Its place in the file.
+        position: Its position in the file.
         name: Its name, or that of its first output.
         op_type: Its type, with the domain in front unless that is the standard one.
-        inputs: Names, empty where an optional input is missing. What a control-flow body reads
-            from around it comes last.
+        inputs: Names, empty where an optional input is missing. Tensors that control-flow bodies
+            read from the enclosing graph come last.
         outputs: Names, without missing ones.
         proto: The node.
     """
@@ -93,7 +93,7 @@ class Op:
         return cls(position, name, op_type, (*node.input, *around), outputs, node)
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """The value of an attribute."""
+        """Return the value of an attribute."""
         for attribute in self.proto.attribute:
             if attribute.name == name:
                 return helper.get_attribute_value(attribute)
@@ -111,7 +111,7 @@ class Wiring:
         ops: The nodes in file order.
         producer: The producer of a tensor.
         outputs: Names of the graph's outputs.
-        constant: Tensors that are known before the model runs.
+        constant: Tensors whose values are known before the model runs.
         depth: Number of ops on the longest path to an op, without Q and DQ.
 
     Raises:
@@ -257,7 +257,7 @@ def read_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:
 
 
 def digest(proto: onnx.ModelProto) -> bytes:
-    """A hash of a model without its weights; equal in every process."""
+    """Return a hash of a model without its weights; the same in every process."""
     return hashlib.blake2b(proto.SerializeToString(deterministic=True), digest_size=16).digest()
 
 

@@ -1,4 +1,4 @@
-"""Measure how accurate placements are, once per journal, and repair what is not accurate enough."""
+"""Measure how accurate placements are, once per journal, and repair those that fall short."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from qdqtune.workflows.tuning._run_records import TuningRun
 
 _FLOAT_SQNR = "float_sqnr_db"
 _WORST = "(the worst)"
-# No ratio of float64 numbers that differ is larger; equal outputs are infinitely near.
+# The largest possible ratio of float64 numbers that differ; equal outputs have an infinite one.
 _MOST_DB = 400.0
-# A call of the user's function on a candidate is a hang after so many seconds, or after so many
-# times what the call on the float model took, if that is more.
+# A call of the user's function on a candidate counts as hung after this many seconds, or this many
+# times the duration of the call on the float model, whichever is longer.
 _SHORTEST_LIMIT_S = 600.0
 _TIMES_FLOAT = 20.0
 
 _logger = logging.getLogger(__name__)
-# With more groups than this, whole patterns are evaluated instead: every evaluation takes some
-# runs.
+# With more groups than this, whole patterns are evaluated instead, since every evaluation takes
+# several runs.
 _MOST_EVALUATED = 60
 _MOST_NAMED = 3
 
 
 @dataclass
 class Evaluation:
-    """What outputs are compared with and by, whatever the ranges.
+    """How outputs are compared, and with what, independent of the ranges.
 
     Attributes:
         run: The run.
@@ -59,10 +59,10 @@ class Evaluation:
 
     @cached_property
     def evaluator(self) -> AccuracyEvaluator:
-        """Compares outputs; made when it is first needed.
+        """Compares outputs; created on first use.
 
-        The error is measured with the kernels that it is tuned for, wherever they can be run, and
-        against the model as given if that was converted: users compare with that.
+        The error is measured with the kernels of the target engine, if they can be run here, and
+        against the original model if it was converted, since users compare with that.
         """
         run = self.run
         kernels = kernels_of(run.engine, run.runner, run.info)
@@ -76,7 +76,7 @@ class Evaluation:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Forget the outputs of the models that were run."""
+        """Discard the outputs of the models that were run."""
         if "evaluator" in vars(self):
             self.evaluator.close()
 
@@ -88,7 +88,7 @@ class Evaluation:
 
     @cached_property
     def of_outputs(self) -> str:
-        """What outputs depend on beside the placement and its scales."""
+        """Everything that outputs depend on besides the placement and its scales."""
         digest = SampleDigest()
         for feeds in self.run.provider.evaluation_samples():
             digest.add(feeds)
@@ -97,9 +97,9 @@ class Evaluation:
 
     @property
     def of_metric(self) -> str:
-        """What the metric depends on; empty if another run can't tell that it is the same.
+        """Everything that the metric depends on; empty if another run could not recognize it.
 
-        The metric of the float model stands for the data, which only the function knows.
+        The metric of the float model represents the data, which only the function knows.
         """
         function = self.run.request.evaluate
         if function is None or not function.fingerprint:
@@ -111,14 +111,14 @@ class Evaluation:
 class ChoiceAccuracy:
     """Measures how accurate choices are with ranges of one kind, and checks the user's limits.
 
-    What an earlier run has measured costs nothing.
+    Results that an earlier run measured cost nothing.
 
     Attributes:
-        evaluation: What outputs are compared with.
-        space: What choices mean.
+        evaluation: Compares outputs.
+        space: The search space that choices refer to.
         inserter: Writes them, with the ranges.
-        missed: The choices that were asked about and must not be shipped, and why.
-        unchecked: Those of them that may be accurate enough, but it could not be measured.
+        missed: Evaluated choices that must not become the result, and why.
+        unchecked: Those of them that could not be measured, and may be accurate enough.
     """
 
     evaluation: Evaluation
@@ -130,12 +130,12 @@ class ChoiceAccuracy:
     _unknown: dict[AccuracyKey, str] = field(default_factory=dict, init=False)
 
     def measured(self, measure: str, choice: State) -> float | None:
-        """How accurate a choice is; None if it can't be known here.
+        """Measure the accuracy of a choice; None if that is not possible here.
 
         Args:
-            measure: `SQNR` is the worst output's distance from the float model,
-                `APPROXIMATE_SQNR` the same without the engine's own kernels: fast, and near enough
-                to rank many. `METRIC` is what the user's function says.
+            measure: `SQNR` is that of the worst output against the float model, `APPROXIMATE_SQNR`
+                the same without the engine's own kernels: fast, and good enough to rank many.
+                `METRIC` is the result of the user's function.
             choice: The choice.
         """
         key = self._key(measure, choice)
@@ -152,7 +152,7 @@ class ChoiceAccuracy:
         finally:
             self.evaluation.run.budget.saw_accuracy(measure, time.monotonic() - began)
         self._here[key] = found
-        # What failed may be the machine's fault: another run tries again.
+        # Failures may be the machine's fault: another run tries again.
         if found is not None and (measure != METRIC or self.evaluation.of_metric):
             self.evaluation.run.journal.keep_accuracy(key, found)
         return found
@@ -163,16 +163,16 @@ class ChoiceAccuracy:
         return key in self._here or self._journaled(key) is not None
 
     def known(self, measure: str, choice: State) -> float | None:
-        """How accurate a choice is, if that was measured."""
+        """Return the accuracy of a choice, if it was measured."""
         return self.measured(measure, choice) if self.knows(measure, choice) else None
 
     def forget_sqnr_db(self, choice: State) -> bool:
-        """Let the SQNR be measured anew that an earlier run has written down.
+        """Discard an SQNR that an earlier run recorded, so that it is measured again.
 
-        What is handed over is evaluated by the run that does so: a journal may have been changed.
+        A run evaluates its own result, since the journal may have been modified.
 
         Returns:
-            Whether there was something to forget.
+            Whether there was a recorded value.
         """
         key = self._key(SQNR, choice)
         if key in self._here or key not in self.evaluation.run.journal.accuracy:
@@ -181,7 +181,7 @@ class ChoiceAccuracy:
         return True
 
     def float_sqnr_db(self) -> float | None:
-        """How near to float32 the float model itself is, as the engine computes it.
+        """Measure the SQNR of the float model itself against float32, as the engine computes it.
 
         Returns:
             Decibels of the worst output; None if it is computed in float32, or can't be compared.
@@ -193,11 +193,11 @@ class ChoiceAccuracy:
         return self.measured(_FLOAT_SQNR, frozenset())
 
     def shortfall(self, choice: State, *, with_metric: bool = True) -> str:
-        """Which limit a choice fails, and by how much; empty if it may be shipped.
+        """Return which limit a choice misses, and by how much; empty if it may become the result.
 
         Args:
             choice: The choice.
-            with_metric: Whether the user's metric counts, which may take long.
+            with_metric: Whether the user's metric counts, which may be slow.
         """
         found = self._sqnr_shortfall(choice)
         if not found and with_metric and self.space.placement(choice):
@@ -207,7 +207,7 @@ class ChoiceAccuracy:
         return found
 
     def knows_shortfall(self, choice: State) -> bool:
-        """Whether `shortfall` costs nothing, because an earlier run has found it out."""
+        """Whether `shortfall` costs nothing, because an earlier run determined it."""
         if not self.space.placement(choice):
             return True
         if self.evaluation.run.request.config.min_sqnr_db is not None:
@@ -218,9 +218,10 @@ class ChoiceAccuracy:
         return self.evaluation.run.float_metric is None or self.knows(METRIC, choice)
 
     def metric_shortfall(self, choice: State) -> str:
-        """Whether the user's metric is too far below that of the file as given.
+        """Return by how much the user's metric is too low; empty if it isn't.
 
-        The float model's differs from it where the file has Q/DQ.
+        It is compared with the metric of the original file. The float model's differs if the file
+        has Q/DQ.
         """
         before, request = self.evaluation.run.float_metric, self.evaluation.run.request
         if before is None or request.evaluate is None:
@@ -246,12 +247,12 @@ class ChoiceAccuracy:
         return Quality({_WORST: found}, of_float=own).shortfall(least_db)
 
     def _why(self, measure: str, choice: State) -> str:
-        """Why a measurement of this run gave nothing, which is noted."""
+        """Return why a measurement of this run failed, and mark the choice as unchecked."""
         self.unchecked.add(choice)
         return self._unknown.get(self._key(measure, choice), "it could not be measured")
 
     def _journaled(self, key: AccuracyKey) -> float | None:
-        """What an earlier run has measured; None if that is nothing, or can't be true."""
+        """Return an earlier run's value; None if there is none, or it is impossible."""
         value = self.evaluation.run.journal.accuracy.get(key)
         if value is None or math.isnan(value):
             return None
@@ -296,19 +297,19 @@ class ChoiceAccuracy:
 
 @dataclass
 class AccuracyRepair:
-    """Leaves float what a choice must not quantize.
+    """Drops the parts of a choice that cost too much accuracy.
 
     Each part of the choice is quantized alone; those that cost the most accuracy per share of the
-    latency are dropped first, the fewest that it takes. If time is short, parts that were not
-    evaluated count as the worst, and more of them are dropped at once; what is known from an
-    earlier run is used whatever the time.
+    latency are dropped first, and as few as possible. If time is short, parts that were not
+    evaluated count as the worst, and more of them are dropped at once; results of an earlier run
+    are always used.
 
     Attributes:
-        space: What states mean.
-        accuracy: How accurate they are.
-        left_s: Seconds that it may still take.
-        progress: Told what is done, and how many of how many.
-        is_cut_short: Whether it would have found more with more time.
+        space: The search space that states refer to.
+        accuracy: Measures their accuracy.
+        left_s: Returns the seconds left for it.
+        progress: Called with the current step, its index and the total.
+        is_cut_short: Whether more time would have led to a better result.
     """
 
     space: Space
@@ -319,7 +320,7 @@ class AccuracyRepair:
     _check_s: float = field(default=0.0, init=False)
 
     def correct_part(self, state: State) -> State:
-        """The choice itself if it is correct, or what is left of it without its worst offenders.
+        """Return a choice if it is accurate, or what remains without its worst parts.
 
         Args:
             state: The fastest choice.
@@ -342,7 +343,7 @@ class AccuracyRepair:
         return without(fewest_dropped(len(ranked), is_correct, self.progress, next_count))
 
     def _ranked(self, parts: Sequence[State]) -> list[State]:
-        """The parts, the most harmful first; those that were not evaluated before all others."""
+        """Sort parts by harm, largest first; those that were not evaluated come first."""
         harm: dict[State, float] = {}
         for done, part in enumerate(sorted(parts, key=lambda part: -self._share(part)), 1):
             has_time = self.left_s() > self._check_s * math.ceil(math.log2(len(parts) + 1))
@@ -353,7 +354,7 @@ class AccuracyRepair:
         return sorted(parts, key=lambda part: (-harm.get(part, math.inf), sorted(part)))
 
     def _next_count(self, few: int, many: int, without: Callable[[int], State]) -> int | None:
-        """How many parts to drop next: half of those in question, more if time is short."""
+        """Return how many parts to drop next: halve the range, or drop more if time is short."""
         half, more = (few + many) // 2, few + max(1, 3 * (many - few) // 4)
         left_s = self.left_s()
         if left_s > self._check_s * math.ceil(math.log2(many - few)):
@@ -373,15 +374,15 @@ class AccuracyRepair:
         return sum(self.space.potential[number] for number in part)
 
     def _harm(self, part: State) -> float:
-        """The error that a part brings, for what it may gain."""
+        """Return the error that a part adds, relative to its possible gain."""
         decibels = self.accuracy.measured(APPROXIMATE_SQNR, part)
         error = math.pow(10.0, -decibels / 10.0) if decibels is not None else 0.0
-        # Ops with a small share of their own may still carry what others gain.
+        # Ops with a small share may still enable the gain of others.
         return error / (self._share(part) + len(part) / len(self.space.groups))
 
 
 def parts_of(space: Space, state: State) -> list[State]:
-    """What of a choice is evaluated alone: each of its groups, or of very many each pattern."""
+    """Split a choice into parts to evaluate alone: its groups, or its patterns if too many."""
     if len(state) <= _MOST_EVALUATED:
         return [frozenset({number}) for number in sorted(state)]
     parts = (frozenset(numbers) & state for numbers in space.patterns.values())
@@ -389,12 +390,12 @@ def parts_of(space: Space, state: State) -> list[State]:
 
 
 def name_groups(space: Space, dropped: State, whole: State) -> str:
-    """What was left float, in words: how many groups of how many, and the first of them.
+    """Describe what was left float: how many groups of how many, and the first of them.
 
     Args:
-        space: What states mean.
-        dropped: The groups in question.
-        whole: All that were to be quantized.
+        space: The search space.
+        dropped: The groups left float.
+        whole: All groups that were to be quantized.
     """
     names = [space.groups[number].nodes[0] for number in sorted(dropped)]
     shown = ", ".join(names[:_MOST_NAMED]) + (", …" if len(names) > _MOST_NAMED else "")

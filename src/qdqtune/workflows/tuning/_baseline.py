@@ -34,13 +34,13 @@ from qdqtune.workflows.tuning._run_records import TuningRun
 from qdqtune.workflows.tuning._time_budget import Preset
 
 Tell = Callable[[str, str], None]
-"""Told a stage and what happens in it."""
+"""Called with a stage and a message about it."""
 Found = tuple[Noise, float, float]
-"""The noise, the model's latency in milliseconds, the seconds that it took to build."""
+"""The noise, the model's latency in milliseconds, and the seconds that it took to build."""
 
-# How many standard errors a difference must have to be seen.
+# Standard errors that a difference must have to be detectable.
 _SEEN = 2.0
-# How long to wait for a machine to become quiet, and how long between two looks at it.
+# How long to wait for a quiet machine, and how long between two checks.
 _PART_OF_BUDGET = 0.1
 _WITHOUT_BUDGET_S = 30.0
 _PAUSE_S = 1.0
@@ -52,12 +52,12 @@ def check_noise(worker: Worker, path: Path, feeds: StoredFeeds, preset: Preset) 
     Args:
         worker: The engine.
         path: The model.
-        feeds: What it is run on.
+        feeds: Its inputs.
         preset: How thorough comparisons will be.
 
     Returns:
-        What can be seen on this machine, the model's latency in milliseconds, and the seconds that
-        the engine took to build it.
+        The noise on this machine, the model's latency in milliseconds, and the seconds that the
+        engine took to build it.
 
     Raises:
         EngineError: If the engine doesn't run the model.
@@ -77,19 +77,19 @@ def check_noise(worker: Worker, path: Path, feeds: StoredFeeds, preset: Preset) 
 
 
 def noise_when_quiet(check: Callable[[], Found], budget_s: float | None, tell: Tell) -> Found:
-    """Check the noise, and again after a while if nothing can be seen through it.
+    """Check the noise, and again after a while if it hides everything.
 
     Args:
         check: Checks it once.
-        budget_s: Seconds that the whole run may take: a tenth of them may be spent waiting. None
-            has no end.
-        tell: Told what was found, and that the run waits.
+        budget_s: The budget of the whole run in seconds, a tenth of which may be spent waiting;
+            None for no limit.
+        tell: Called with the result, and with a message when the run waits.
     """
     start = time.monotonic()
     limit_s = _WITHOUT_BUDGET_S if budget_s is None else _PART_OF_BUDGET * budget_s
     found = check()
     check_s = time.monotonic() - start
-    end = start + limit_s + check_s  # the first check is no waiting
+    end = start + limit_s + check_s  # the first check doesn't count as waiting
     while found[0].hides_everything:
         left_s = end - time.monotonic()
         if left_s < _PAUSE_S + check_s:
@@ -105,16 +105,16 @@ def noise_when_quiet(check: Callable[[], Found], budget_s: float | None, tell: T
 
 @dataclass(frozen=True)
 class Baseline:
-    """What has to be beaten.
+    """The model that candidates have to beat.
 
     Attributes:
-        base: The float model, to write candidates from.
+        base: The float model, from which candidates are written.
         file: The float model as a candidate.
-        latency_ms: Latency of the model as given.
+        latency_ms: Latency of the original model.
         build_s: Seconds that the engine took to build it.
-        noise: What can be seen on this machine.
-        stopped: Why the run ends here, as the summary has it.
-        reason: The same in words; empty if it goes on.
+        noise: The noise on this machine.
+        stopped: Why the run ends here, in the summary's terms.
+        reason: The same as text; empty if the run continues.
     """
 
     base: PreparedModel
@@ -151,14 +151,14 @@ def measure_baseline(run: TuningRun) -> Baseline:
     _saw_baseline(run, found)
     if why := _why_too_short(run, run.budget.trial_s(1, Effort.SCREEN)):
         return replace(found, stopped=BY_BUDGET, reason=why)
-    # Another float type has another latency: what counts is that of the model as given.
+    # Another float type has another latency; that of the original model counts.
     timed = given if source.converted_from else plain
     noise, latency_ms, again_s = noise_when_quiet(
         lambda: check_noise(engine, timed, run.feeds, request.preset),
         request.config.budget_s,
         run.reporter.tell,
     )
-    build_s = max(build_s, again_s)  # one of them may have been kept from before
+    build_s = max(build_s, again_s)  # one of them may have come from a cache
     found = replace(found, noise=noise, latency_ms=latency_ms, build_s=build_s)
     engine.timeout_s = build_limit_s(engine, build_s)
     _saw_baseline(run, found)
@@ -178,11 +178,11 @@ def _saw_baseline(run: TuningRun, found: Baseline) -> None:
 
 
 def _why_too_short(run: TuningRun, also_s: float) -> str:
-    """Why nothing can come of the run within its budget; what is known costs no time.
+    """Return why the budget is too short for any result; empty if not, or if results are known.
 
     Args:
         run: The run.
-        also_s: Seconds that are needed before the first candidate.
+        also_s: Seconds needed before the first candidate.
     """
     is_known = run.journal.earlier_benchmarks or run.earlier is not None
     is_enough = run.budget.left_s() >= also_s + run.budget.least_s
@@ -196,14 +196,14 @@ _logger = logging.getLogger(__name__)
 
 @dataclass
 class BoundedSamples:
-    """Samples, as many as there is time for in each pass over them, and at least one.
+    """Samples, limited in each pass to those that there is time for, and at least one.
 
     Attributes:
-        make: Makes all of them.
-        most: How many to take, if an earlier run had no time for more; None is all.
-        seconds: How long each pass may take.
-        count: How many the last pass took.
-        is_cut_short: Whether that were not all.
+        make: Generates all of them.
+        most: The number to take, if an earlier run had no time for more; None for all.
+        seconds: Time limit of each pass.
+        count: Number of samples in the last pass.
+        is_cut_short: Whether these were not all.
     """
 
     make: Callable[[], Iterable[Feeds]]
@@ -228,16 +228,15 @@ class BoundedSamples:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What can be quantized, with ranges in every way that they may be found.
+    """What can be quantized, with ranges by every method.
 
     Attributes:
-        planner: What each op needs.
-        grouping: What can be quantized, and which of it belongs together.
-        provider: What the model was run on.
-        reason: Why there is nothing, and no ranges; empty if there is something.
-        inserters: Writers of candidates, by where their ranges come from; the search uses the
-            first.
-        conditions: What a result has to satisfy, as `Summary` has it.
+        planner: Knows what each op needs to be quantized.
+        grouping: Ops that can be quantized, grouped by what belongs together.
+        provider: Provided the inputs.
+        reason: Why nothing can be quantized, and there are no ranges; empty otherwise.
+        inserters: Writers of candidates, by the source of their ranges; the search uses the first.
+        conditions: Conditions that a result must satisfy, as in `Summary`.
     """
 
     planner: QuantizationPlanner
@@ -254,10 +253,10 @@ class Calibration:
 
 
 def calibrate(run: TuningRun, baseline: Baseline) -> Calibration:
-    """Find what can be quantized, and ranges in every way; what has none is left out.
+    """Find what can be quantized, and ranges by every method; ops without ranges are left out.
 
     Raises:
-        UsageError: If nothing that could be quantized matches a filter.
+        UsageError: If no quantizable op matches a filter.
         QdqtuneError: If the samples can't be read, or the model does not run on them.
     """
     request, base, tell = run.request, baseline.base, run.reporter.tell
@@ -293,7 +292,7 @@ def calibrate(run: TuningRun, baseline: Baseline) -> Calibration:
 
 
 def _tell_cache(run: TuningRun, grouping: Grouping) -> None:
-    """How much of a pattern cache the model has."""
+    """Report how many patterns of the cache occur in the model."""
     if run.pattern_cache is None:
         return
     found, patterns, path = (
@@ -318,7 +317,7 @@ def _why_nothing(planner: QuantizationPlanner, source: Source) -> str:
 def _ranges(
     run: TuningRun, baseline: Baseline, planner: QuantizationPlanner
 ) -> tuple[SampleProvider, dict[RangeMethod, Ranges]]:
-    """Ranges in every way; from some of the samples, if there is no time for all."""
+    """Compute ranges by every method, from fewer samples if there is no time for all."""
     request, provider, reporter = run.request, run.provider, run.reporter
     reporter.tell("calibration", f"on {provider.describe()}")
     layout = request.dialect.format_of(request.config.quant_type)

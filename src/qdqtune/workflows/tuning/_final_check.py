@@ -1,6 +1,6 @@
 """The last check of `quantize` and `tune`: a file is read back and timed against the original.
 
-The result of an earlier run has to pass it as well.
+An earlier run's result must pass it as well.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from qdqtune.workflows.tuning._run_files import FINAL, PLACEMENT, SUMMARY, sha25
 
 _logger = logging.getLogger(__name__)
 
-# What a summary says about its run, and not about the result.
+# Fields of a summary that describe its run, not its result.
 _OF_A_RUN = (
     "engine",
     "build_with",
@@ -54,13 +54,13 @@ _OF_A_RUN = (
 
 @dataclass(frozen=True)
 class Timed:
-    """Two files side by side.
+    """Two files timed side by side.
 
     Attributes:
         baseline_ms: Latency of the first.
         final_ms: Latency of the second.
-        comparison: Second over first.
-        log_ratios: What each process said that they were opened in.
+        comparison: Speedup of the second over the first.
+        log_ratios: The log ratio from each process in which they were opened.
     """
 
     baseline_ms: float
@@ -70,7 +70,7 @@ class Timed:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What a `Summary` says of it."""
+        """The corresponding fields of a `Summary`."""
         found = self.comparison
         return {
             "baseline_ms": self.baseline_ms,
@@ -89,7 +89,7 @@ class Timed:
 
 
 def check_written(path: Path, inserter: Inserter, placement: Placement, original: Path) -> None:
-    """Make sure that a file is valid, and that what is in it is what was asked for.
+    """Make sure that a file is valid, and has the requested placement.
 
     Raises:
         ModelError: If it is not valid.
@@ -115,21 +115,21 @@ def time_final(
     feeds: Feeds,
     allowance: Allowance,
 ) -> list[Timed | str]:
-    """Time files against the model as it was given.
+    """Time files against the original model.
 
     Args:
-        new_worker: Starts the engine afresh, for the process of this number: nothing of the search
-            is left in it.
-        baseline: The model as given.
-        finals: What may be handed over.
-        feeds: What all are run on.
-        allowance: What it may take; the fewest rounds are played in any case.
+        new_worker: Starts a fresh engine process by its number, so that no state of the search is
+            left.
+        baseline: The original model.
+        finals: The possible results.
+        feeds: The inputs for all of them.
+        allowance: The time limits; the minimum number of rounds is always run.
 
     Returns:
-        For each, how it compares, or why it can't be timed.
+        For each, its comparison, or why it can't be timed.
 
     Raises:
-        EngineError: If the engine doesn't run the model as it was given.
+        EngineError: If the engine doesn't run the original model.
     """
     base, *found = compare_reopened(new_worker, [baseline, *finals], feeds, allowance)
     if base.error is not None:
@@ -146,7 +146,7 @@ def time_final(
 
 
 def why_not_shipped(comparison: Comparison, threshold: float) -> str:
-    """Why a model isn't fast enough to be handed over; empty if it is."""
+    """Return why a model isn't fast enough to be the result; empty if it is."""
     if comparison.verdict is not Verdict.FASTER:
         is_slower = comparison.verdict is Verdict.SLOWER
         return (
@@ -161,13 +161,13 @@ def why_not_shipped(comparison: Comparison, threshold: float) -> str:
 
 @dataclass(frozen=True)
 class PreviousResult:
-    """A quantized model that an earlier run proved to be faster, and that is still there.
+    """A quantized model that an earlier run proved to be faster, and that still exists.
 
     Attributes:
         file: The model.
-        summary: What was said of it.
-        placement: What is quantized in it.
-        claim: The same summary, as what is to be checked.
+        summary: Its summary.
+        placement: Its placement.
+        claim: The summary as a claim to check.
     """
 
     file: Path
@@ -176,18 +176,18 @@ class PreviousResult:
     claim: Claim
 
     def is_slower_than_claimed(self, measured: Comparison) -> bool:
-        """Whether it can't be as fast as its summary says."""
+        """Whether it can't be as fast as its summary claims."""
         return measured.ratio < self.claim.speedup and not self.claim.agrees_with(measured)
 
     def timed_again(self, timed: Timed) -> PreviousResult:
-        """The result with other figures of its speed."""
+        """Return the result with new speed figures."""
         return replace(self, summary=replace(self.summary, **timed.figures))
 
     def summary_after(self, run: Summary) -> Summary:
-        """Its summary, with what the run did that found nothing better.
+        """Return its summary, updated after a run that found nothing better.
 
         Args:
-            run: What that run would have said of itself.
+            run: The summary that the run itself would have had.
         """
         done = {name: getattr(run, name) for name in _OF_A_RUN}
         found_by = self.summary.result_run or self.summary.runs
@@ -195,7 +195,7 @@ class PreviousResult:
 
 
 def previous_result(folder: RunFolder) -> PreviousResult | None:
-    """The result of an earlier run, if there is one, whole and unchanged."""
+    """Return the result of an earlier run, if there is one, complete and unchanged."""
     model = folder / FINAL
     try:
         body = parse_json(read_text(folder / SUMMARY), SUMMARY)
@@ -221,18 +221,18 @@ def previous_result(folder: RunFolder) -> PreviousResult | None:
 def why_not_kept(
     earlier: PreviousResult, accuracy: AccuracyEvaluator, room: Path, min_sqnr_db: float | None
 ) -> str:
-    """Why a result that lay in the folder is not what its summary says; empty if it is.
+    """Return why an earlier result does not match its summary; empty if it does.
 
-    The folder may be a stranger's, and whoever changes a model can change its hash as well.
+    The folder may be untrusted, and whoever modifies a model can also modify its hash.
 
     Args:
         earlier: The result.
         accuracy: Compares outputs with the float model's.
         room: A folder for a copy of it.
-        min_sqnr_db: How near to float it has to be; None if anything will do.
+        min_sqnr_db: Its minimum SQNR; None for no limit.
 
     Raises:
-        OutputError: If there is no room.
+        OutputError: If there is no disk space.
     """
     placed, _ = check_placement(earlier.file, None)
     if placed.outcome is not Outcome.CONFIRMED:

@@ -1,4 +1,4 @@
-"""Choices become files that may be handed over: accurate within the limits, written, read back."""
+"""Turn choices into files that may become the result: accurate enough, written, read back."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from qdqtune.workflows.tuning._time_budget import TOLD_AHEAD_S
 
 @dataclass(frozen=True)
 class Finalist:
-    """A model that may be handed over.
+    """A model that may become the result.
 
     Attributes:
-        name: What it is, in words.
-        state: What is chosen in it.
-        placement: What is quantized in it.
-        file: Where it lies, ready to be handed over.
-        method: Where its ranges come from; None if nothing is quantized in it.
-        sqnr_db: The worst output's distance from the float model; None if unknown.
+        name: A description.
+        state: The choice.
+        placement: Its placement.
+        file: Its file, ready to become the result.
+        method: The method of its ranges; None if nothing is quantized.
+        sqnr_db: SQNR of the worst output against the float model; None if unknown.
     """
 
     name: str
@@ -48,19 +48,19 @@ class Finalist:
 
 @dataclass(frozen=True)
 class Finalized:
-    """What is handed over, and what the last comparison said.
+    """The result of a run, and the outcome of the last comparison.
 
     Attributes:
-        reason: Why the model comes back as it was; empty if it does not.
-        shipped: What is handed over; None if nothing of this run is.
-        earlier: What an earlier run left, as far as it is what it claims.
+        reason: Why the original model is returned; empty if it is not.
+        shipped: The finalist that becomes the result; None if none of this run does.
+        earlier: The result of an earlier run, as far as it matches its claims.
         keeps_earlier: Whether that stays, because it is at least as good.
-        timed: How what was to be handed over compares; None if nothing was timed.
-        float_sqnr_db: How near to float32 the float model is, as the engine computes it.
-        metric: The user's metric of what ships.
-        lost_to_accuracy: What had to stay float, and why; empty if nothing.
-        rejected: What was looked at and is not accurate enough.
-        blanket: The best placement by a rule, if it was timed.
+        timed: The timing of the proposed result; None if nothing was timed.
+        float_sqnr_db: SQNR of the float model itself against float32, as the engine computes it.
+        metric: The user's metric of the result.
+        lost_to_accuracy: What had to stay float, and why; empty if nothing did.
+        rejected: Candidates that turned out not to be accurate enough.
+        blanket: The best blanket placement, if it was timed.
     """
 
     reason: str = ""
@@ -76,18 +76,18 @@ class Finalized:
 
     @property
     def placement(self) -> Placement:
-        """What is quantized in what ships."""
+        """The placement of the result."""
         return self.shipped.placement if self.shipped is not None else Placement()
 
 
 @dataclass
 class Finalists:
-    """Writes choices as files that may be handed over.
+    """Writes choices as files that may become the result.
 
     Attributes:
         run: The run.
-        space: What choices mean.
-        accuracy: How accurate they are, by where their ranges come from; not empty.
+        space: The search space that choices refer to.
+        accuracy: Measures their accuracy, by the source of their ranges; not empty.
     """
 
     run: TuningRun
@@ -96,7 +96,7 @@ class Finalists:
     _is_foreseen: bool = field(default=False, init=False)
 
     def foresee_repair(self, state: State) -> None:
-        """Evaluate a choice once, while the search goes on, and reserve time if it needs a repair.
+        """Evaluate a choice once during the search, and reserve time if it needs a repair.
 
         Args:
             state: The best choice so far.
@@ -112,15 +112,15 @@ class Finalists:
         accuracy = self.accuracy[self._best_ranges(state)]
         if accuracy.shortfall(state, with_metric=False):
             budget.foresee_repair(len(parts_of(self.space, state)))
-        accuracy.missed.clear()  # only what is looked at in the end is reported
+        accuracy.missed.clear()  # only choices evaluated at the end are reported
 
     def result(self, state: State) -> Finalized:
-        """What of the fastest choice is accurate enough, written."""
+        """Return the part of the fastest choice that is accurate enough, written to a file."""
         self.run.reporter.tell("accuracy", "comparing outputs with the float model")
         method = self._best_ranges(state)
         accuracy = self.accuracy[method]
         kept, lost = self._correct(state, accuracy)
-        # What an earlier run in the folder has written down must still be so.
+        # A value that an earlier run recorded in the folder must be confirmed.
         while (
             kept and accuracy.forget_sqnr_db(kept) and accuracy.shortfall(kept, with_metric=False)
         ):
@@ -135,9 +135,9 @@ class Finalists:
         return Finalized(reason, lost_to_accuracy=lost)
 
     def float_model(self) -> Finalized:
-        """The float model inside a Q/DQ file, which may be faster than the file.
+        """Return the float model inside a Q/DQ file, which may be faster than the file.
 
-        Nothing if the user's metric of it is too low: it was asked for of the file as given.
+        It is empty if the user's metric of that model is too low compared with the original file.
         """
         accuracy = next(iter(self.accuracy.values()))
         if shortfall := accuracy.metric_shortfall(frozenset()):
@@ -147,11 +147,11 @@ class Finalists:
         return Finalized(shipped=Finalist("the float model", frozenset(), Placement(), file))
 
     def blanket(self, result: Finalist | None, blankets: Mapping[str, State]) -> Finalist | None:
-        """The fastest blanket that is near enough to float, or else the fastest.
+        """Return the fastest blanket that is accurate enough, or else the fastest.
 
         Args:
-            result: What the search found; it is the blanket, too, if both quantize the same.
-            blankets: Choices for the whole model that need no search, by name, fastest first.
+            result: The result of the search, which is also the blanket if both quantize the same.
+            blankets: Whole-model choices that need no search, by name, fastest first.
 
         Returns:
             None if no blanket was timed, or if there is no time to time one again.
@@ -173,7 +173,7 @@ class Finalists:
         return self._written(name, state, method, folder)
 
     def _is_near(self, state: State, method: RangeMethod) -> bool:
-        """Whether a blanket is near enough to float; not, if there is no time to find out."""
+        """Whether a blanket is accurate enough; False if there is no time to find out."""
         accuracy = self.accuracy[method]
         if not accuracy.knows(SQNR, state) and not self._has_time_to_evaluate:
             return False
@@ -184,22 +184,22 @@ class Finalists:
         return self.run.budget.repair_left_s() >= self.run.budget.evaluation_s
 
     def shortfall(self, finalist: Finalist, *, with_metric: bool = True) -> str:
-        """Which limit of accuracy a finalist misses; empty if it misses none.
+        """Return which accuracy limit a finalist misses; empty if none.
 
         Args:
-            finalist: Who.
-            with_metric: Whether the user's metric counts, which may take long.
+            finalist: The finalist.
+            with_metric: Whether the user's metric counts, which may be slow.
         """
         if finalist.method is None:
             return ""
         return self.accuracy[finalist.method].shortfall(finalist.state, with_metric=with_metric)
 
     def metric(self, finalist: Finalist, *, most_s: float = math.inf) -> float | None:
-        """The user's metric of a finalist; None if there is none, or if it would take longer.
+        """Return the user's metric of a finalist; None if there is none, or it would take too long.
 
         Args:
-            finalist: Of whom.
-            most_s: Seconds that it may take.
+            finalist: The finalist.
+            most_s: Time limit in seconds.
         """
         if self.run.request.evaluate is None:
             return None
@@ -210,11 +210,11 @@ class Finalists:
         return accuracy.measured(METRIC, finalist.state)
 
     def rejected(self, fastest: State, blankets: Mapping[str, State]) -> tuple[Rejected, ...]:
-        """What was looked at and is not accurate enough.
+        """Return the evaluated candidates that are not accurate enough.
 
         Args:
             fastest: The best choice of the search.
-            blankets: Choices for the whole model, by name.
+            blankets: Whole-model choices, by name.
         """
         key = self.space.key
         named = {key(state): name for name, state in blankets.items()}
@@ -239,21 +239,21 @@ class Finalists:
         return Finalist(name, state, placement, file, method, sqnr_db)
 
     def _best_ranges(self, state: State) -> RangeMethod:
-        """The ranges with which a choice is nearest to the float model."""
+        """Return the range method with which a choice is closest to the float model."""
         if len(self.accuracy) == 1:
             return next(iter(self.accuracy))
         progress = self.run.reporter.progress("accuracy")
         found: dict[RangeMethod, float] = {}
         for way, accuracy in self.accuracy.items():
             if found and not accuracy.knows(SQNR, state) and not self._has_time_to_evaluate:
-                continue  # what is known by now has to do
+                continue  # no time: use only known values
             decibels = accuracy.measured(SQNR, state)
             found[way] = -math.inf if decibels is None else decibels
             progress("comparing ranges", len(found), len(self.accuracy))
         return max(found, key=found.__getitem__)
 
     def _correct(self, state: State, accuracy: ChoiceAccuracy) -> tuple[State, str]:
-        """What of the choice may be shipped, and what of it may not, in words."""
+        """Return the part of a choice that may become the result, and a description of the rest."""
         space, reporter = self.space, self.run.reporter
         shortfall = accuracy.shortfall(state)
         if not shortfall:

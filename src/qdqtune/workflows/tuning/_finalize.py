@@ -1,4 +1,4 @@
-"""Make the best choice a file that is accurate, and time it once more before it is handed over."""
+"""Turn the best choice into an accurate file, and time it once more before it is the result."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from qdqtune.workflows.tuning._time_budget import TOLD_AHEAD_S
 
 _logger = logging.getLogger(__name__)
 
-# Seeds that measurements led to: no blankets.
+# Seeds that result from measurements, so they are not blankets.
 _FOUND = (RAW, PATTERN_CACHE)
 
 
@@ -40,10 +40,10 @@ class FinalRound:
     """The entries of the last comparison, and its outcome.
 
     Attributes:
-        result: What the search found; None if it found nothing that may be handed over.
-        blanket: The best placement that follows a rule for the whole model; None if there is none.
-            The result itself, if both are the same.
-        timed: How each file compares with the model as given, or why it can't be timed.
+        result: The result of the search; None if it has none that is acceptable.
+        blanket: The best blanket placement; None if there is none. The result itself, if both are
+            the same.
+        timed: The comparison of each file with the original model, or why it can't be timed.
     """
 
     result: Finalist | None
@@ -51,22 +51,22 @@ class FinalRound:
     timed: Mapping[Path, Timed | str]
 
     def time_of(self, entry: Finalist | PreviousResult | None) -> Timed | None:
-        """How a model compares; None if it was not timed."""
+        """Return the timing of a model; None if it was not timed."""
         found = None if entry is None else self.timed.get(entry.file)
         return found if isinstance(found, Timed) else None
 
     def choose(
         self, threshold: float, blanket_shortfall: Callable[[], str]
     ) -> tuple[Finalist | None, str]:
-        """Choose what is handed over: never a result that the blanket is known to beat.
+        """Choose the result: never one that the blanket significantly beats.
 
         Args:
-            threshold: The speedup that it takes.
-            blanket_shortfall: Says which limit of accuracy the blanket misses; asked only if it
+            threshold: The minimum speedup.
+            blanket_shortfall: Returns which accuracy limit the blanket misses; called only if it
                 matters.
 
         Returns:
-            The finalist, or None, and why it is not the result.
+            The finalist, or None, and why it is not the result of the search.
         """
         reason = self._why_not(self.result, threshold)
         result, blanket = self.result, self.blanket
@@ -81,11 +81,11 @@ class FinalRound:
     def blanket_record(
         self, shipped: Finalist | None, shortfall: str, metric: float | None
     ) -> Blanket | None:
-        """What the summary says of the blanket; None if it was not timed.
+        """Return the summary's record of the blanket; None if it was not timed.
 
         Args:
-            shipped: Who is handed over.
-            shortfall: Which limit of accuracy the blanket misses.
+            shipped: The chosen finalist.
+            shortfall: The accuracy limit that the blanket misses.
             metric: The user's metric of it.
         """
         timed = self.time_of(self.blanket)
@@ -112,12 +112,12 @@ class FinalRound:
 def fastest_first(
     space: Space, seeds: Mapping[str, State], speedups: Mapping[str, float]
 ) -> dict[str, State]:
-    """Whole-model choices by what the search saw of them; those that are the same, once.
+    """Sort whole-model choices by their speedup in the search, without duplicates.
 
     Args:
-        space: What choices mean.
+        space: The search space that choices refer to.
         seeds: The choices, by name.
-        speedups: What was seen of them; those that failed are missing.
+        speedups: Their measured speedups; those that failed are missing.
     """
     found: dict[str, tuple[str, State]] = {}
     timed = [name for name in seeds if name in speedups]
@@ -129,13 +129,13 @@ def fastest_first(
 
 @dataclass(frozen=True)
 class Finalizer:
-    """Decides what is handed over: the best choice, a blanket, an earlier result or nothing new.
+    """Decides on the result: the best choice, a blanket, an earlier result or nothing new.
 
     Attributes:
         run: The run.
-        finalists: Makes choices into files.
-        evaluator: Knows what was searched in, and what is known from earlier runs.
-        baseline: What has to be beaten.
+        finalists: Turns choices into files.
+        evaluator: Has the search problem, and known results of earlier runs.
+        baseline: The model to beat.
     """
 
     run: TuningRun
@@ -144,10 +144,10 @@ class Finalizer:
     baseline: Baseline
 
     def finalize(self, outcome: SearchOutcome) -> Finalized:
-        """Write what is accurate enough, time it against the model as given, and choose.
+        """Write the accurate models, time them against the original model, and choose.
 
         Args:
-            outcome: What the search came to.
+            outcome: The outcome of the search.
         """
         problem, finalists = self.evaluator.problem, self.finalists
         rules = {name: state for name, state in problem.seeds.items() if name not in _FOUND}
@@ -170,7 +170,7 @@ class Finalizer:
         return self._keep_earlier(found, rival, final.time_of(result if is_rival else rival))
 
     def _attempt(self, outcome: SearchOutcome, rival: PreviousResult | None) -> Finalized:
-        """What the best choice comes to, before it is timed."""
+        """Return the best choice as a file, before it is timed."""
         if not self.evaluator.problem.space.placement(outcome.state):
             why_float = self._why_float(outcome)
             return Finalized(why_float) if why_float else self.finalists.float_model()
@@ -182,12 +182,12 @@ class Finalizer:
         return replace(attempt, shipped=None, reason=why)
 
     def _rival(self) -> PreviousResult | None:
-        """The earlier result, if this run would have accepted it as well."""
+        """Return the earlier result, if this run would have accepted it as well."""
         earlier, wanted = self.run.earlier, self.evaluator.calibration.conditions
         return earlier if earlier is not None and earlier.summary.conditions == wanted else None
 
     def _why_float(self, outcome: SearchOutcome) -> str:
-        """Why float is best; empty if that is worth a try, as the file is not that model."""
+        """Return why float is best; empty if it is worth timing, since the file differs from it."""
         stopped, source = outcome.stopped, self.run.source
         problem = self.evaluator.problem
         if not problem.space.groups and stopped != INTERRUPTED:
@@ -207,7 +207,7 @@ class Finalizer:
     def _chosen(
         self, attempt: Finalized, final: FinalRound, rival: PreviousResult | None
     ) -> Finalized:
-        """The better one of what was timed, if it beats what an earlier run had proven, too."""
+        """Choose the better of the timed models, if it also beats the earlier result."""
         finalists, request = self.finalists, self.run.request
         result, blanket, lost = final.result, final.blanket, attempt.lost_to_accuracy
         chosen, reason = final.choose(
@@ -239,7 +239,7 @@ class Finalizer:
         )
 
     def _time(self, models: Sequence[Path]) -> dict[Path, Timed | str]:
-        """Time files in turns with the model as it was given, in fresh processes."""
+        """Time files interleaved with the original model, in fresh processes."""
         if not models:
             return {}
         folder, engine = self.run.folder, self.run.engine
@@ -273,19 +273,19 @@ class Finalizer:
         return dict(zip(models, timed, strict=True))
 
     def _ship(self, found: Finalized, shipped: Finalist) -> Finalized:
-        """Stage what is handed over, and note what it is."""
+        """Stage the result, and record what it is."""
         folder = self.run.folder
         if shipped.file.parent != folder.staged:
             staged = folder.staging()
             for file in shipped.file.parent.iterdir():
                 shutil.move(file, staged / file.name)
-            found = replace(found, lost_to_accuracy="")  # that was about another model
+            found = replace(found, lost_to_accuracy="")  # it was about another model
         if shipped.method is not None:
             self._write_region_models(shipped.state, shipped.method)
         return replace(found, metric=self.finalists.metric(shipped))
 
     def _write_region_models(self, chosen: State, method: RangeMethod) -> None:
-        """Write how the model grew together: pattern by pattern, what was chosen up to there."""
+        """Write intermediate models: pattern by pattern, with the choices so far."""
         space, calibration = self.evaluator.problem.space, self.evaluator.calibration
         self.run.folder.remove_region_models()
         so_far: set[int] = set()
@@ -300,12 +300,12 @@ class Finalizer:
     def _keep_earlier(
         self, found: Finalized, earlier: PreviousResult, timed: Timed | None
     ) -> Finalized:
-        """Keep an earlier result, unless it is not what its summary says.
+        """Keep an earlier result, unless it does not match its summary.
 
         Args:
-            found: What came of this run.
+            found: The outcome of this run.
             earlier: The result.
-            timed: How it compares with the model as given in this run.
+            timed: Its comparison with the original model in this run.
         """
         config = self.run.request.config
         evaluation = next(iter(self.finalists.accuracy.values())).evaluation

@@ -64,14 +64,14 @@ _OURS = (
     BASELINE, FINAL, RAW, PLACEMENT, RANGES, SUMMARY, STATE, PATTERN_CACHE, SUBGRAPH_CACHE,
     DAMAGED_CACHE, QUARANTINE, JOURNAL,
 )  # fmt: skip
-# With the weights that may lie beside them. The journal is the last to go, so that what is left is
-# known to be of a run.
+# With the weights that may be next to them. The journal is removed last, so that remaining files
+# can be recognized as those of a run.
 _NAMES = tuple(name for ours in _OURS for name in (f"{ours}.data", ours))
 _LAYERS = (LAYER_FILE.format("*", "*"), BUILD_LOG.format("*", "*"))
 _FOLDERS = (
     LOGS, CANDIDATES, SUBGRAPHS, ASIDE, f"{ASIDE}/{_PARTIAL_RUN}", f"{ASIDE}/{_PARTIAL_RESULT}"
 )  # fmt: skip
-# What is added to, and can't be replaced by a new file without losing what is in it.
+# Files that are appended to, and can't be replaced without losing their content.
 _ADDED_TO = (
     JOURNAL, QUARANTINE, f"{CANDIDATES}/{WEIGHTS_FILE}", f"{CANDIDATES}/{WEIGHTS_INDEX}",
     f"{SUBGRAPHS}/{WEIGHTS_FILE}", f"{SUBGRAPHS}/{WEIGHTS_INDEX}",
@@ -86,24 +86,24 @@ READ_AGAIN = {
     PATTERN_CACHE: "pattern_cache",
     SUBGRAPH_CACHE: "autotune_cache",
 }
-"""The kinds of the files that a later run reads."""
+"""The kinds of files that a later run reads."""
 
 
 class RunFolder:
-    """Where the files of one run lie. It is held as long as this object is open.
+    """The folder with the files of one run. It is locked while this object is open.
 
     Args:
-        path: The folder; it is made if there is none.
-        model: The model that is tuned; the folder must not be a place where writing harms it.
+        path: The folder; created if missing.
+        model: The tuned model; writing to the folder must not damage it.
         others: Other files that are read.
-        force: Whether what is there may be replaced, an earlier run included.
-        restart: Whether an earlier run in it is set aside, to begin anew.
-        resume: Whether an earlier run in it is resumed; otherwise it is refused.
-        folders: What folders it has beside those of every run.
+        force: Whether existing files may be replaced, including an earlier run.
+        restart: Whether to set an earlier run aside and start again.
+        resume: Whether to resume an earlier run; otherwise it is an error.
+        folders: Additional folders besides those of every run.
 
     Raises:
-        OutputError: If it can't be written to, or holds files that are not of a run.
-        UsageError: If another run is using it, or there is one that may not be resumed.
+        OutputError: If it can't be written to, or contains files that no run wrote.
+        UsageError: If another run is using it, or it has a run that may not be resumed.
     """
 
     def __init__(
@@ -153,26 +153,26 @@ class RunFolder:
         """Remove the folders of a run that ended before anything was measured.
 
         Args:
-            is_refused: Whether the message says all there is to say; what an engine printed that
-                does not start is kept.
+            is_refused: Whether the error message explains everything; otherwise logs are kept, such
+                as those of an engine that does not start.
         """
         inside = [folder for folder in self._made if self.path in folder.parents]
         if is_refused and self.path / LOGS in inside:
             shutil.rmtree(self.path / LOGS, ignore_errors=True)
         _remove_if_empty(inside)
         if any(folder.exists() for folder in inside):
-            return  # a later run knows by the lock that they are of a run
+            return  # a later run recognizes them by the lock
         if not self._had_lock:
             (self.path / LOCK).unlink(missing_ok=True)
         _remove_if_empty(self._made)
 
     def _refuse_others_files(self, model: Path) -> None:
-        """What no run has made here is not replaced; where one began, there is its lock."""
+        """Refuse to replace files that no run wrote here; a run leaves its lock."""
         has_subgraphs, missing = SUBGRAPHS in self._more, JOURNAL
         if (self.path / LOCK).exists() or (self.path / JOURNAL).exists():
             if not has_subgraphs or self._had_subgraphs:
                 return
-            # All runs were in region mode.
+            # All earlier runs were in region mode.
             missing, subgraphs = SUBGRAPH_CACHE, self.path / SUBGRAPHS
             files = [self.path / RAW, self.path / f"{RAW}.data"]
             files += [] if is_empty(subgraphs) else [subgraphs]
@@ -189,15 +189,15 @@ class RunFolder:
 
     @property
     def _had_subgraphs(self) -> bool:
-        """Whether there was a run in subgraph mode, by what it has written first."""
+        """Whether there was a run in subgraph mode, by the files that it writes first."""
         caches = (self.path / SUBGRAPH_CACHE, self.path / DAMAGED_CACHE)
         return any(file.exists() for file in caches) or holds_subgraphs(self.path / SUBGRAPHS)
 
     def _refuse_foreign_entries(self) -> None:
-        """Nothing is written to where a link leads, and nothing waits at a pipe.
+        """Make sure not to write through a link, or block on a pipe.
 
-        What is written whole replaces a link; other things in place of a file are refused before
-        a long run, not after it.
+        Files that are written atomically replace a link; anything else in place of a file is
+        refused before a long run, not after it.
         """
         for name in _FOLDERS:
             check_folder(self.path / name)
@@ -215,7 +215,7 @@ class RunFolder:
         self._refuse_foreign_entries()
         if not self.begins_anew:
             refuse_newer_files({self.path / name: kind for name, kind in READ_AGAIN.items()})
-        # What a kill came in between of.
+        # Complete what a kill interrupted.
         if (self.path / ASIDE / _PARTIAL_RUN).exists():
             self._set_aside()
         if (self.path / ASIDE / _PARTIAL_RESULT).exists():
@@ -231,7 +231,7 @@ class RunFolder:
         self._make(self.scratch)
 
     def begin(self) -> None:
-        """Make room for the run, now that it is sure that there will be one.
+        """Prepare the folder, now that the run is certain to start.
 
         Raises:
             OutputError: If an earlier run can't be moved aside.
@@ -255,14 +255,14 @@ class RunFolder:
             ) from None
 
     def _written(self) -> set[Path]:
-        """Every file that a run may write but for candidates and copies of weights."""
+        """Every file that a run may write, except candidates and copies of weights."""
         return {real_path(self.path) / name for name in _NAMES}
 
     def _copy_of(self, weights: Path, model: Path) -> Path:
         return real_path(self.path) / weights.relative_to(real_path(model.absolute().parent))
 
     def _protect(self, model: Path, others: Sequence[Path]) -> None:
-        """Refuse to write over what is read, or over one copy with another."""
+        """Refuse to overwrite files that are read, or one copy with another."""
         written = self._written()
         ours = (CANDIDATES, SUBGRAPHS, LOGS, _STAGING, _SCRATCH, COMMITTED)
         inside = [real_path(self.path / name) for name in ours]
@@ -287,20 +287,20 @@ class RunFolder:
         return self.path / name
 
     def layer_file(self, model: Path, float_type: str) -> Path:
-        """For the layers that the engine builds the float model to."""
+        """Return the file for the engine's layers of the float model."""
         return self.path / LAYER_FILE.format(model.stem, float_type)
 
     def build_log(self, model: Path, float_type: str) -> Path:
-        """For what the engine says while it does."""
+        """Return the file for the engine's log of that build."""
         return self.path / BUILD_LOG.format(model.stem, float_type)
 
     def _layer_files(self) -> list[str]:
-        """Names of such files that are there."""
+        """Return the names of such files that exist."""
         return sorted(file.name for each in _LAYERS for file in self.path.glob(each))
 
     @property
     def replaces_a_run(self) -> bool:
-        """Whether an earlier run will be gone from here once this one begins."""
+        """Whether an earlier run will be removed when this one begins."""
         return self.begins_anew and (self.path / JOURNAL).exists()
 
     @property
@@ -310,37 +310,37 @@ class RunFolder:
 
     @property
     def scratch(self) -> Path:
-        """For what is needed only while a run goes on, so that a kill leaves nothing elsewhere."""
+        """The folder for temporary files, so that a kill leaves nothing elsewhere."""
         return self.path / _SCRATCH
 
     @property
     def converted(self) -> Path:
-        """For the model in another float type, until it is known whether that one is tuned."""
-        # Its weights go by its name, which is to be that in the folder.
+        """The file for the model in another float type, until it is decided whether to tune it."""
+        # Its weights file is named after it, and must have its final name.
         return self.scratch / _CONVERTED / BASELINE
 
     @property
     def staged(self) -> Path:
-        """The folder for what is not finished."""
+        """The folder for unfinished results."""
         return self.path / _STAGING
 
     def staging(self) -> Path:
-        """The same, empty."""
+        """Return that folder, emptied."""
         with writing(self.staged):
             remove(self.staged)
             self.staged.mkdir()
         return self.staged
 
     def clear_staging(self) -> None:
-        """Remove what was not finished."""
+        """Remove unfinished results."""
         with contextlib.suppress(OSError):
             remove(self.staged)
 
     def hand_over(self, *, keep_old: bool) -> None:
-        """Make what is staged the result of the run, all of it or nothing.
+        """Make the staged files the result of the run, all or none.
 
         Args:
-            keep_old: Whether the result that is there is kept aside.
+            keep_old: Whether to keep a copy of the existing result.
 
         Raises:
             OutputError: If it can't be written.
@@ -350,14 +350,14 @@ class RunFolder:
         hand_over(self.path, self.staged)
 
     def copy_model(self, model: Path, target: Path) -> None:
-        """Copy a model byte for byte; the files that its weights lie in are copied to the folder.
+        """Copy a model byte for byte; the files of its weights are copied to the folder.
 
         Args:
             model: The model.
-            target: Where the model itself goes.
+            target: Path for the model itself.
 
         Raises:
-            OutputError: If there is no room.
+            OutputError: If there is no disk space.
         """
         with writing(target):
             for file in sorted(external_files(model)):
@@ -368,7 +368,7 @@ class RunFolder:
             copy_file(model, target, durable=True)
 
     def remove_region_models(self) -> None:
-        """Remove the files that show how a result grew together."""
+        """Remove the intermediate models of a result."""
         for file in (self.path / CANDIDATES).glob(REGION_MODELS.format("*", "*")):
             with writing(file):
                 remove(file)
@@ -383,13 +383,13 @@ class RunFolder:
                     remove(file)
 
     def _set_aside(self) -> None:
-        """Move an earlier run, all of it, into a folder of its own."""
+        """Move an earlier run completely into its own folder."""
         folders = [LOGS, CANDIDATES, *([SUBGRAPHS] if self._had_subgraphs else [])]
         others = [*self._layer_files(), *self._weights_beside()]
         self._move_aside([*folders, *others, *_NAMES], _PARTIAL_RUN)
 
     def _move_aside(self, files: Sequence[str], while_moving: str) -> None:
-        """Move files into a folder of their own, which has its name when all are in it."""
+        """Move files into a new folder, which gets its final name when it is complete."""
         partial = self.path / ASIDE / while_moving
         self._make(partial)
         number = 1
@@ -410,13 +410,13 @@ class RunFolder:
         """Copies of the weights of the earlier run's model, as paths within the folder."""
         try:
             files = external_files(self.path / BASELINE)
-        except (OSError, QdqtuneError):  # a baseline that can't be read has no weights that matter
+        except (OSError, QdqtuneError):  # weights of an unreadable baseline don't matter
             return []
         here = real_path(self.path)
         return [str(file.relative_to(here)) for file in files if here in file.parents]
 
     def _remove_leftovers(self) -> None:
-        """Remove what a run that was killed had not finished writing."""
+        """Remove files that a killed run had not finished writing."""
         ours = [file for name in (*_OURS, *_LAYERS) for file in self.path.glob(f".{name}.*.tmp")]
         folders = [self.path / name for name in (CANDIDATES, SUBGRAPHS, LOGS)]
         parts = [
@@ -438,7 +438,7 @@ def _not_a_file(file: Path, kind: str) -> OutputError:
 
 
 def _remove_if_empty(folders: Sequence[Path]) -> None:
-    """Remove folders, the last that were made first."""
+    """Remove empty folders, the most recently created first."""
     for folder in reversed(folders):
         with contextlib.suppress(OSError):
             folder.rmdir()

@@ -1,7 +1,7 @@
-"""Measurements, written down before anything uses them: `measurements.jsonl`.
+"""Measurements, recorded before anything uses them: `measurements.jsonl`.
 
-A run with the same header finds in it what was measured already; it makes the same decisions again
-at no cost. A comparison that a kill cut off is resumed at the round that was lost.
+A run with the same header finds earlier measurements in it, and makes the same decisions again at
+no cost. A comparison that a kill interrupted is resumed at the round that was lost.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from qdqtune.workflows.tuning._journal_format import (
 _Comparison = tuple[str, str, str]
 _TrialRun = tuple[str, str, tuple[str, ...]]
 
-# A crash or a hang may be the machine's fault: it counts when two runs have seen it.
+# A crash or a hang may be the machine's fault: it counts once two runs have seen it.
 _ASSUMED = 2
 _NOT_KEPT = NOTHING_MEASURED | {"round", "file"}
-# What a line has from the run that wrote it.
+# Fields of a line that identify the run that wrote it.
 _OF_THE_RUN = frozenset({"run", "session", "at_s", "schema"})
 
 
 class AccuracyKey(NamedTuple):
-    """What an accuracy was measured of.
+    """The subject of an accuracy measurement.
 
     Attributes:
-        measure: What was measured.
+        measure: The quantity.
         placement: Digest of the placement.
-        conditions: Digest of what else the result depends on.
+        conditions: Digest of everything else the result depends on.
     """
 
     measure: str
@@ -58,16 +58,16 @@ class AccuracyKey(NamedTuple):
 
 
 class Measurements:
-    """What the lines of a journal say.
+    """The contents of a journal.
 
     Attributes:
-        shares: Where the latency of the float model goes, by node; None if not known yet.
-        accuracy: How accurate placements are; None where that could not be known.
-        samples: On how many samples ranges were calibrated, where time was short; None where all
-            were taken.
+        shares: Shares of the float model's latency, by node; None if not known yet.
+        accuracy: Accuracy of placements; None if it could not be measured.
+        samples: Number of samples that ranges were calibrated on, if time was short; None if all
+            were used.
         names: Ids of candidates by their keys.
         earlier_benchmarks: Candidates that earlier runs timed.
-        earlier_s: Seconds that earlier runs took, as far as it was written down.
+        earlier_s: Duration of earlier runs in seconds, as far as it was recorded.
     """
 
     def __init__(self) -> None:
@@ -88,13 +88,13 @@ class Measurements:
         return (reference, candidate, effort) in self._scores
 
     def rounds(self, reference: str, candidates: Sequence[str], effort: str) -> list[Round]:
-        """The rounds of a comparison that were timed before it was cut off.
+        """Return the recorded rounds of an interrupted comparison.
 
         Args:
-            reference: Key of what was compared with.
-            candidates: Keys of what was compared. If they ran together with others, whose outcome
-                was written down before the end, it is the same comparison.
-            effort: How thoroughly.
+            reference: Key of the reference.
+            candidates: Keys of the candidates. If they ran together with others, whose outcome was
+                recorded before the end, it is the same comparison.
+            effort: The effort of the comparison.
         """
         wanted = [self.names.get(candidate, "") for candidate in candidates]
         best: list[Round] = []
@@ -108,7 +108,7 @@ class Measurements:
     def _take(self, body: Mapping[str, Any]) -> None:
         kind = body["kind"]
         for name in body["candidates"] if kind == "round" else [body.get("id", "")]:
-            # Also of a candidate whose own line is damaged: its id must not mean another one.
+            # Include candidates whose own line is damaged: their ids must not be reused.
             number = name[1:]
             self._last = max(self._last, int(number) if number.isdecimal() else -1)
         if kind == "candidate":
@@ -146,16 +146,16 @@ class Journal(Measurements):
     """The measurements of one run folder.
 
     Args:
-        path: The file; it is made if there is none.
-        header: What the measurements depend on. Those made under another one are refused.
+        path: The file; created if missing.
+        header: Everything that measurements depend on. A journal with another header is refused.
         elapsed_s: Seconds since this run began; never used to decide anything.
-        model: What to call the model in messages.
+        model: The model's name in messages.
 
     Attributes:
-        memo_hits: How often an outcome was known already.
+        memo_hits: Number of outcomes that were already known.
         session: The number of this run over the file, from 1 on.
-        kept_lines: The lines that a state file holds, so that a run in another folder can go on:
-            all but single rounds, and what is about this folder alone.
+        kept_lines: The lines to store in a state file, so that a run in another folder can
+            continue: all except single rounds and those that are about this folder.
 
     Raises:
         UsageError: If the file belongs to another model, engine or setting.
@@ -191,23 +191,23 @@ class Journal(Measurements):
         self._append({**session, **named, "started": started})
 
     def close(self) -> None:
-        """Close the file; everything is in it already, as far as it could be written."""
+        """Close the file; everything that could be written is already in it."""
         with contextlib.suppress(OSError):
             self._file.close()
 
     def known(self, reference: str, candidate: str, effort: str) -> Score | None:
-        """The outcome of a comparison that was made before."""
+        """Return the outcome of a comparison that was made before."""
         score = self._scores.get((reference, candidate, effort))
         if score is not None:
             self.memo_hits += 1
         return score
 
     def name_of(self, key: str, *, force: bool = True) -> str:
-        """The id of a candidate by its key: the same in every run over the same journal.
+        """Return the id of a candidate by its key: the same in every run over the same journal.
 
         Args:
             key: The key.
-            force: Whether a new one is forced to the disk at once.
+            force: Whether a new one is flushed to disk at once.
         """
         if key not in self.names:
             name = f"c{self._last + 1:04d}"
@@ -215,11 +215,11 @@ class Journal(Measurements):
         return self.names[key]
 
     def keep_file(self, key: str, digest: str) -> None:
-        """Write down what the file of a candidate is like, before it is measured.
+        """Record the digest of a candidate's file before it is measured.
 
         Args:
             key: The candidate's key.
-            digest: Of the file and the weights that it refers to.
+            digest: Digest of the file and the weights that it refers to.
         """
         if self._digests.get(key) != digest:
             name = self.name_of(key)
@@ -228,10 +228,10 @@ class Journal(Measurements):
     def add_round(
         self, reference: str, candidates: Sequence[str], effort: str, played: Round
     ) -> None:
-        """Write a round of a comparison down, so that a kill can't lose more than one.
+        """Record a round of a comparison, so that a kill can't lose more than one.
 
-        It is not forced to the disk: that would disturb what is being timed, and only a crash of
-        the whole machine could lose it.
+        It is not flushed to disk: that would disturb the timing, and only a crash of the whole
+        machine could lose it.
         """
         self._append(
             {
@@ -249,15 +249,15 @@ class Journal(Measurements):
     def add(
         self, reference: str, candidate: str, effort: str, score: Score, details: Mapping[str, Any]
     ) -> None:
-        """Write a comparison down.
+        """Record a comparison.
 
         Args:
-            reference: Key of what was compared with.
-            candidate: Key of what was compared.
-            effort: How thoroughly.
-            score: What came out.
-            details: What else people may want to know; ``unsure`` for a failure that may not be
-                the candidate's.
+            reference: Key of the reference.
+            candidate: Key of the candidate.
+            effort: The effort of the comparison.
+            score: The outcome.
+            details: Additional information for readers; ``unsure`` for a failure that may not be
+                the candidate's fault.
         """
         self._append(
             {
@@ -275,13 +275,13 @@ class Journal(Measurements):
         self._scores[reference, candidate, effort] = score
 
     def adopt(self, lines: Iterable[str]) -> int:
-        """Write down what was measured in another folder, as far as it is not known here.
+        """Record measurements from another folder that are not known here.
 
         Args:
-            lines: What a journal with the same header had `kept_lines`; damaged ones are left out.
+            lines: The `kept_lines` of a journal with the same header; damaged ones are left out.
 
         Returns:
-            How many comparisons were taken over.
+            Number of comparisons taken over.
         """
         known = {*self._scores, *self._unsure}
         there = {_without_run(body) for body in map(decode, self.kept_lines) if body is not None}
@@ -306,26 +306,26 @@ class Journal(Measurements):
         return adopted
 
     def keep_shares(self, shares: Mapping[str, float]) -> None:
-        """Write down where the latency goes: a search that is run again must see the same."""
+        """Record the latency shares: a resumed search must see the same ones."""
         self._record({"kind": "shares", "shares": dict(shares)})
 
     def keep_samples(self, samples: int) -> None:
-        """Write down that ranges come from the first samples alone: all would give other scales."""
+        """Record that ranges come from the first samples only: all would give other scales."""
         self._record({"kind": "calibration", "samples": samples})
 
     def keep_accuracy(self, key: AccuracyKey, value: float | None) -> None:
-        """Write down how accurate a placement is: to find it out takes runs of the model."""
+        """Record the accuracy of a placement, since measuring it requires runs of the model."""
         is_finite = value is None or math.isfinite(value)
         written = value if is_finite else str(value)  # JSON has no infinity
         self._record({"kind": "accuracy", **key._asdict(), "value": written})
 
     def _record(self, body: Mapping[str, Any], *, force: bool = True) -> None:
-        """Write a line and take it in, as a later run will."""
+        """Write a line and process it as a later run would."""
         self._append(body, force=force)
         self._take(body)
 
     def end(self, stopped: str) -> None:
-        """Write down that this run is over, and how long it took."""
+        """Record the end of this run, and its duration."""
         self._append({"kind": "end", "seconds": self._elapsed_s(), "stopped": stopped})
 
     def _append(self, body: Mapping[str, Any], *, force: bool = True) -> None:
@@ -346,15 +346,15 @@ class Journal(Measurements):
             ) from None
 
     def _take_in(self, wanted: Mapping[str, Any]) -> bool:
-        """Take in an earlier run's lines, those that are sound; the others are set aside.
+        """Read an earlier run's valid lines; the others are set aside.
 
         Returns:
-            Whether the header is there.
+            Whether the journal has a header.
         """
         lines = read_journal(self.path)
         headers = headers_in(lines)
         if lines and all(line.kind in NOTHING_MEASURED for line in lines):
-            with replacing(self.path):  # a run that came to nothing stands in nobody's way
+            with replacing(self.path):  # a run without results must not block others
                 pass
             return False
         self._refuse_another_run(lines, wanted)
@@ -363,7 +363,7 @@ class Journal(Measurements):
         if damaged:
             quarantine(self.path, damaged, sound)
         elif lines and not _ends_with_line(self.path):
-            with open_to_append(self.path) as file:  # whole, but for its end
+            with open_to_append(self.path) as file:  # complete except for its line end
                 file.write(b"\n")
         bodies = [line.body for line in sound if line.body is not None]
         for body in bodies:
@@ -375,18 +375,18 @@ class Journal(Measurements):
         return bool(headers)
 
     def _belongs(self, line: Line, has_header: bool) -> bool:
-        """Whether a line is whole, and known to be of this model, engine and setting."""
+        """Whether a line is valid, and known to belong to this model, engine and settings."""
         if line.body is None:
             return False
         return line.body["run"] == self._run if "run" in line.body else has_header
 
     def _refuse_another_run(self, lines: Sequence[Line], wanted: Mapping[str, Any]) -> None:
-        """Refuse measurements that were made under another header, if only by what lines say."""
+        """Refuse measurements with another header, even if only their lines show it."""
         advice = "Choose another --output_dir, or pass --restart to set that run aside."
         headers = headers_in(lines)
         for header in headers:
             field, other = first_difference(header, wanted)
-            if field == "model":  # fingerprints tell models apart, but people nothing
+            if field == "model":  # fingerprints are meaningless to people
                 names = [line.body.get("model") for line in lines if line.body is not None]
                 known = [name for name in names if isinstance(name, str)]
                 other = f"model: {known[-1]}, as it was then" if known else "model"
@@ -408,7 +408,7 @@ def _ends_with_line(path: Path) -> bool:
 
 
 def _of_no_run(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What a line says, whichever run wrote it."""
+    """Return the content of a line, without the run that wrote it."""
     return {name: value for name, value in body.items() if name not in _OF_THE_RUN}
 
 
@@ -417,7 +417,7 @@ def _without_run(body: Mapping[str, Any]) -> str:
 
 
 def _spent_s(bodies: Iterable[Mapping[str, Any]]) -> dict[int, float]:
-    """Seconds that each session took, as far as its lines say."""
+    """Return the duration of each session in seconds, as far as its lines show."""
     spent_s: dict[int, float] = {}
     for body in bodies:
         number = body.get("session", 0)

@@ -1,7 +1,7 @@
 """The lines of a journal: one JSON object each, with its kind, schema and checksum.
 
-Whatever its checksum, a line counts as damaged if a field can't be what it says. The header of a
-journal says what its measurements depend on, and tells runs apart.
+Even with a correct checksum, a line counts as damaged if a field is implausible. The header of a
+journal has everything that its measurements depend on, and identifies a run.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from qdqtune.records._untrusted_files import (
 )
 
 QUARANTINE = "measurements.damaged.jsonl"
-"""Where damaged lines go."""
+"""The file for damaged lines."""
 SCHEMA = SCHEMAS["journal"]
-"""What is written. All from 1 on are read."""
+"""The schema that is written. All schemas from 1 on can be read."""
 
 _logger = logging.getLogger(__name__)
 
 _MOST_NAMED = 10
-# A journal of 100,000 lines has about 100 MB.
+# A journal of 100,000 lines takes about 100 MB.
 _MOST_LINES, _MOST_BYTES = 500_000, 1 << 30
 _LONGEST_LINE, _SHOWN_OF_LONG = 16 << 20, 1 << 16
 
 _Check = Callable[[Any], bool]
 
-# No candidate is ten thousand times as fast as what it is compared with, or as slow.
+# No candidate is ten thousand times faster or slower than its reference.
 _LARGEST_LOG_RATIO = math.log(1e4)
 _LONGEST_S = 1e12
 _LARGEST_COUNT = 2**53
@@ -53,13 +53,13 @@ _CANDIDATE_ID = re.compile(r"c[0-9]{4,12}")
 
 
 def checksum(body: Mapping[str, Any]) -> str:
-    """What a line is checked by, and what the lines of a run are known by: that of its header."""
+    """Return the checksum of a line; that of a header identifies the lines of its run."""
     text = json.dumps(body, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _makes_sense(body: Mapping[str, Any]) -> bool:
-    """Whether a line has what its kind must have, and all of it can be; unknown kinds can."""
+    """Whether a line has the fields of its kind, all plausible; unknown kinds are accepted."""
     kind, whole = body["kind"], _WHOLE.get(body["kind"])
     return (
         all(name in body and check(body[name]) for name, check in _FIELDS.get(kind, {}).items())
@@ -73,12 +73,12 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_candidate_id(value: Any) -> bool:
-    """Whether it is what candidates are called, and their files."""
+    """Whether a value is a valid id of a candidate, which is also its file name."""
     return isinstance(value, str) and _CANDIDATE_ID.fullmatch(value) is not None
 
 
 def _is_between(low: float, high: float, kinds: Any = int | float) -> _Check:
-    # NaN is not; integers of any size can be compared.
+    # NaN fails; integers of any size can be compared.
     return lambda value: (
         isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high
     )
@@ -111,7 +111,7 @@ def _is_header(value: Any) -> bool:
     )
 
 
-# What every line may have.
+# Optional fields of every line.
 _OPTIONAL: dict[str, _Check] = {
     "run": _is_text,
     "session": _is_count,
@@ -119,7 +119,7 @@ _OPTIONAL: dict[str, _Check] = {
     "id": lambda value: value == "" or _is_candidate_id(value),
     "sha256": _is_text,
 }
-# What a line of each kind must have; kinds that are not here are left alone.
+# Required fields of each kind of line; unlisted kinds are not checked.
 _FIELDS: dict[str, dict[str, _Check]] = {
     "run": {"header": _is_header},
     "session": {"number": _is_count},
@@ -154,7 +154,7 @@ _FIELDS: dict[str, dict[str, _Check]] = {
         "reference_ms": _or_none(_is_latency),
     },
 }
-# What the fields of a line must be together.
+# Conditions on several fields of a line.
 _WHOLE: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "run": lambda body: body.get("run", checksum(body["header"])) == checksum(body["header"]),
     "round": lambda body: (
@@ -169,9 +169,9 @@ class Line:
     """A line of a journal.
 
     Attributes:
-        number: From 1 on.
-        text: As it stands in the file.
-        body: What it says; None if it is damaged.
+        number: Line number, from 1 on.
+        text: The line as written in the file.
+        body: Its content; None if it is damaged.
     """
 
     number: int
@@ -180,15 +180,15 @@ class Line:
 
     @property
     def kind(self) -> str:
-        """What it is about; empty if it is damaged."""
+        """Its kind; empty if it is damaged."""
         return self.body["kind"] if self.body is not None else ""
 
 
 def encode(body: Mapping[str, Any]) -> str:
-    """A line of the newest schema, with its end.
+    """Encode a line in the newest schema, including the line end.
 
     Args:
-        body: What it says, with its kind.
+        body: Its content, including its kind.
     """
     complete = {"schema": SCHEMA, **body}
     line = json.dumps({**complete, "checksum": checksum(complete)}, allow_nan=False)
@@ -196,17 +196,17 @@ def encode(body: Mapping[str, Any]) -> str:
 
 
 def decode(text: str) -> dict[str, Any] | None:
-    """What a line says; None if it is damaged, or of a schema that only newer versions know."""
+    """Return the content of a line; None if it is damaged, or has a schema of a newer version."""
     body = _decode(text.encode())
     return body if body is not None and body["schema"] <= SCHEMA else None
 
 
 def read_journal(path: Path) -> list[Line]:
-    """All lines of a journal, damaged ones included.
+    """Read all lines of a journal, including damaged ones.
 
     Raises:
         OSError: If it can't be read.
-        UsageError: If a line is of a schema that only newer versions know, or there are too many.
+        UsageError: If a line has a schema of a newer version, or there are too many lines.
     """
     with open_plain(path) as file:
         lines = [
@@ -219,9 +219,10 @@ def read_journal(path: Path) -> list[Line]:
 
 
 def _without_contradictions(lines: list[Line]) -> list[Line]:
-    """Count a line as damaged that gives an id to a second candidate, or a candidate a second id.
+    """Mark lines as damaged that assign one id to two candidates, or two ids to one candidate.
 
-    Two candidates with one id would be written to one file, and one of them measured as the other.
+    Two candidates with the same id would be written to the same file, and one measured as the
+    other.
     """
     pairs: dict[tuple[Any, str, str], str] = {}
     kept = []
@@ -236,7 +237,7 @@ def _without_contradictions(lines: list[Line]) -> list[Line]:
 
 
 def _texts(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """The lines of a journal without their ends; of one that is too long, the beginning."""
+    """Yield the lines of a journal without line ends; only the start of a line that is too long."""
     count = size = 0
     while text := file.readline(_LONGEST_LINE):
         count, size = count + 1, size + len(text)
@@ -253,11 +254,11 @@ def _texts(file: BinaryIO, path: Path) -> Iterator[bytes]:
 
 
 def whole_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """What the sound lines of a journal say, in order; what is damaged is named in the log.
+    """Yield the contents of valid lines of a journal, in order; damaged lines are logged.
 
     Raises:
         OSError: If it can't be read.
-        UsageError: If a line is of a schema that only newer versions know.
+        UsageError: If a line has a schema of a newer version.
     """
     for line in read_journal(path):
         if line.body is None:
@@ -267,15 +268,15 @@ def whole_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def quarantine(path: Path, damaged: list[Line], sound: list[Line]) -> None:
-    """Move lines out of a journal into a file of their own, with where they came from.
+    """Move damaged lines of a journal to a separate file, with their line numbers.
 
     Args:
-        path: The journal; it is replaced whole or not at all.
-        damaged: Lines of it that are moved.
-        sound: All others.
+        path: The journal; it is replaced atomically.
+        damaged: The lines to move.
+        sound: All other lines.
 
     Raises:
-        OSError: If it can't be read, or the lines not be kept.
+        OSError: If it can't be read, or the lines can't be saved.
         OutputError: If it can't be replaced.
     """
     quarantined = path.with_name(QUARANTINE)
@@ -309,12 +310,12 @@ def _decode(text: bytes) -> dict[str, Any] | None:
 
 
 NOTHING_MEASURED = frozenset({"run", "session", "end"})
-"""Kinds of lines that say nothing about a model."""
+"""Kinds of lines that contain no measurements."""
 
-# What earlier versions did not say of engines: it follows from the rest, such as the float type in
-# effect from the device, version and options.
+# Engine fields that earlier versions did not record: they follow from the others, such as the float
+# type in effect from device, version and options.
 _LATER_FIELDS = ("float_type",)
-# What a header means that lacks such an entry; it is looked at before what follows from it.
+# Defaults of entries that a header may lack; compared before the fields that depend on them.
 _UNSAID = {"precision": AS_GIVEN}
 _CALLED = {
     "engine.name": "engine",
@@ -327,11 +328,11 @@ _CALLED = {
 
 
 def as_said_before(journal: Path, header: Mapping[str, Any]) -> dict[str, Any]:
-    """A header without what an earlier run in the same journal did not know to say.
+    """Return a header without fields that an earlier run in the same journal did not record.
 
     Args:
-        journal: The journal; there may be none.
-        header: What measurements depend on.
+        journal: The journal, which may not exist.
+        header: Everything that measurements depend on.
     """
     engine, before = header["engine"], (_earlier_header(journal) or {}).get("engine")
     if not isinstance(before, dict):
@@ -341,18 +342,18 @@ def as_said_before(journal: Path, header: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def precision_of(journal: Path) -> str | None:
-    """The float type that an earlier run's model is tuned in; None if nothing was measured."""
+    """Return the float type that an earlier run tuned in; None if nothing was measured."""
     header = _earlier_header(journal)
     return None if header is None else str(header.get("precision", AS_GIVEN))
 
 
 def headers_in(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """What runs that wrote a journal measured under."""
+    """Return the headers of the runs that wrote a journal."""
     return [line.body["header"] for line in lines if line.kind == "run" and line.body]
 
 
 def _earlier_header(journal: Path) -> Mapping[str, Any] | None:
-    """What an earlier run measured under; None if nothing was measured."""
+    """Return the header of an earlier run; None if nothing was measured."""
     lines = read_journal(journal) if journal.exists() else []
     if all(line.kind in NOTHING_MEASURED for line in lines):
         return None
@@ -360,10 +361,10 @@ def _earlier_header(journal: Path) -> Mapping[str, Any] | None:
 
 
 def first_difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[str, str]:
-    """The first field in which two headers differ, and what to call the difference.
+    """Return the first field in which two headers differ, and a description.
 
     Returns:
-        The path of the field, and words such as ``number of threads: 1, not 2``; both are empty if
+        The path of the field, and text such as ``number of threads: 1, not 2``; both are empty if
         the headers are equal.
     """
     for field, one, other in _differences({**_UNSAID, **there}, {**_UNSAID, **here}):
@@ -372,7 +373,7 @@ def first_difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> tuple
 
 
 def check_state(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Refuse the state of another run; what only one of both headers says is left out.
+    """Refuse the state of another run; fields that only one header has are ignored.
 
     Args:
         path: The state file.
@@ -385,7 +386,7 @@ def check_state(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -
     there, here = {**_UNSAID, **there}, {**_UNSAID, **here}
     field, text = first_difference(_said_by(there, here), _said_by(here, there))
     if field:
-        # A fingerprint tells models apart, but it tells people nothing.
+        # A fingerprint distinguishes models, but means nothing to people.
         raise UsageError(
             f"{path} is the state of a run with another {field if field == 'model' else text}.",
             "Name another state file, or none.",
@@ -393,10 +394,10 @@ def check_state(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -
 
 
 def _said_by(header: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """A header without what the other one doesn't say, of the engine, too."""
+    """Return a header without fields that the other one lacks, including those of the engine."""
     found = {field: value for field, value in header.items() if field in other}
     own, others = found.get("engine"), other.get("engine")
-    if isinstance(own, dict) and isinstance(others, dict):  # a state file may say anything
+    if isinstance(own, dict) and isinstance(others, dict):  # a state file may contain anything
         found["engine"] = {field: value for field, value in own.items() if field in others}
     return found
 
@@ -404,7 +405,7 @@ def _said_by(header: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, A
 def _differences(
     there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Each field in which two headers differ, those inside others by their path, in order."""
+    """Yield each field in which two headers differ, nested ones by their path, in order."""
     for field in dict.fromkeys([*here, *there]):
         one, other = there.get(field), here.get(field)
         if isinstance(one, dict) and isinstance(other, dict):

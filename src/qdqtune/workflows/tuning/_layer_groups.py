@@ -1,4 +1,4 @@
-"""Phase 1 of subgraph mode: where the engine fuses, from its layers or from a file about them."""
+"""Phase 1 of subgraph mode: what the engine fuses, from its layers or from a file of them."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ _logger = logging.getLogger(__name__)
 # How the sublayers of a layer are numbered.
 _SUBLAYER = re.compile(r"#\d+$")
 _PROFILE_RUNS = 20
-# A file that mentions a smaller part of the ops may well be of another model.
+# A file that mentions a smaller share of the ops is probably from another model.
 _LEAST_MENTIONED = 0.5
 
 
 def write_layer_file(worker: Worker, plain: Path, feeds: StoredFeeds, target: Path) -> bool:
-    """Let an engine write the layers of a model; one that is there already stays.
+    """Make an engine write the layers of a model, unless the file exists.
 
     Args:
         worker: The engine.
         plain: The model.
-        feeds: What it is run on: some build only when they know the shapes.
+        feeds: Its inputs, since some engines build only once they know the shapes.
         target: Where to write.
 
     Returns:
-        Whether there is such a file.
+        Whether the file exists now.
     """
     if target.is_file():
         return True
@@ -70,15 +70,15 @@ def write_layer_file(worker: Worker, plain: Path, feeds: StoredFeeds, target: Pa
 def layers_in_file(
     index: GraphIndex, file: Path, times: Sequence[LayerTime]
 ) -> list[MappedLayer] | None:
-    """The layers in a file, with the times that an engine told of them.
+    """Return the layers in a file, with the times that an engine reported.
 
     Args:
         index: The model.
         file: The file.
-        times: By layer; those that are not among them take none.
+        times: Times by layer; missing layers take none.
 
     Returns:
-        None if the file can't be read, or is not of this model.
+        The layers; None if the file can't be read, or is from another model.
     """
     try:
         layers = map_layers(index, read_layer_info(file))
@@ -87,7 +87,8 @@ def layers_in_file(
         return None
     if not any(layer.nodes for layer in layers):
         return None
-    # What was compiled as a whole is cut into sublayers: their parts of its time follow their work.
+    # A part that was compiled as a whole is split into sublayers, whose shares of its time follow
+    # their work.
     shares = estimated_shares(index)
     names = [_SUBLAYER.sub("", layer.name) for layer in layers]
     work = [sum(shares.get(node, 0.0) for node in layer.nodes) for layer in layers]
@@ -107,13 +108,13 @@ def layers_in_file(
 def find_engine_groups(
     run: TuningRun, index: GraphIndex, plain: Path, cache: SubgraphCache
 ) -> tuple[FusionGroup, ...]:
-    """The engine's groups, or what an earlier run found.
+    """Return the engine's groups, or those that an earlier run found.
 
     Args:
         run: The run.
         index: The float model.
-        plain: The same as a file.
-        cache: What is known, and where groups go.
+        plain: Its file.
+        cache: Has known groups, and stores new ones.
 
     Raises:
         UsageError: If a file with layers can't be read.
@@ -135,7 +136,7 @@ def find_engine_groups(
 
 
 def layer_files(run: TuningRun) -> dict[str, str]:
-    """Names of files with layers that this run, or an earlier one, has written."""
+    """Return the names of files with layers that this run, or an earlier one, wrote."""
     if run.request.config.graph_json is not None:
         return {}
     model, folder, float_type = run.request.model, run.folder, _float_type(run)
@@ -147,18 +148,18 @@ def layer_files(run: TuningRun) -> dict[str, str]:
 
 
 def _is_whole(index: GraphIndex, groups: Sequence[tuple[tuple[str, ...], float]]) -> bool:
-    """Whether groups have every node of the model, once."""
+    """Whether groups contain every node of the model exactly once."""
     nodes = [name for group, _ in groups for name in group]
     return len(nodes) == len(index.node) and index.node.keys() == set(nodes)
 
 
 def _float_type(run: TuningRun) -> str:
-    """What the engine computes floats in."""
+    """Return the type that the engine computes floats in."""
     return float_type_in_effect(run.info, written_type(run.source.model)).value
 
 
 def _layers_of(run: TuningRun, index: GraphIndex, plain: Path) -> Sequence[MappedLayer]:
-    """The layers in a file that the user names, in one that the engine wrote, or as it tells."""
+    """Return the layers from the user's file, from one that the engine wrote, or as it reports."""
     if run.request.config.graph_json is not None:
         return map_layers(index, read_layer_info(Path(run.request.config.graph_json)))
     own = _write_layers(run, plain)
@@ -172,15 +173,15 @@ def _layers_of(run: TuningRun, index: GraphIndex, plain: Path) -> Sequence[Mappe
 
 
 def _write_layers(run: TuningRun, plain: Path) -> Path | None:
-    """The file with the engine's layers of the float model; None if it writes none."""
+    """Return the file with the engine's layers of the float model; None if it writes none."""
     request, folder, own_type = run.request, run.folder, _float_type(run)
     if not registry.entry(request.engine).writes_layers:
         return None
     models = {own_type: plain}
-    if folder.converted.is_file():  # the float type that was wanted, if another one is tuned
+    if folder.converted.is_file():  # the requested float type, if another one is tuned
         float_type = written_type(load_model(folder.converted)).value
         if float_type != own_type:
-            model = folder.converted.with_name(f"{float_type}.onnx")  # its log has that name
+            model = folder.converted.with_name(f"{float_type}.onnx")  # its log gets that name
             with writing(model):
                 shutil.copyfile(folder.converted, model)
             models = {float_type: model, own_type: plain}
@@ -195,7 +196,7 @@ def _write_layers(run: TuningRun, plain: Path) -> Path | None:
 
 
 def spent_by_group(groups: Sequence[FusionGroup], layers: Sequence[MappedLayer]) -> list[float]:
-    """Milliseconds of each group; those of a layer in several groups are divided by nodes."""
+    """Return the milliseconds of each group; a layer in several groups is divided by nodes."""
     parts: list[list[tuple[int, int]]] = [[] for _ in layers]
     for place, group in enumerate(groups):
         inside = set(group.nodes)
@@ -212,11 +213,11 @@ def spent_by_group(groups: Sequence[FusionGroup], layers: Sequence[MappedLayer])
 def check_mentions(
     index: GraphIndex, layers: Iterable[MappedLayer], graph_json: str | Path
 ) -> None:
-    """Make sure that layers are those of a model, and warn if they hardly are.
+    """Make sure that layers belong to a model, and warn if only a few do.
 
     Args:
         index: The model.
-        layers: What was found of it in the file.
+        layers: The layers in the file.
         graph_json: The file.
 
     Raises:
@@ -238,7 +239,7 @@ def check_mentions(
 
 
 def _computing(index: GraphIndex) -> set[str]:
-    """Nodes that compute floats from the model's inputs: an engine has layers for these."""
+    """Return the nodes that compute floats from model inputs, for which engines have layers."""
     fixed: set[str] = set()
     found: set[str] = set()
     for node in index.nodes:

@@ -1,4 +1,4 @@
-"""Before the search: what can be chosen, whether the engine runs the model, where its time goes."""
+"""Before the search: what can be quantized, whether the engine runs the model, latency shares."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from qdqtune.workflows._sample_provider import SampleProvider
 _logger = logging.getLogger(__name__)
 
 AS_GIVEN = "as given"
-"""The seed that a quantized model is for its own tuning."""
+"""The seed with a quantized model's own placement."""
 ALL_DYNAMIC = "dynamic products"
-"""The seed that quantizes at run time whatever can be, and nothing else."""
+"""The seed that makes every op dynamic that can be, and quantizes nothing else."""
 DYNAMIC_PRODUCTS = "dynamic products and rules"
 """The same, with the rules for all other ops."""
 PATTERN_CACHE = "pattern cache"
-"""The seed that another run's pattern cache leads to."""
+"""The seed from another run's pattern cache."""
 
 _OTHER_SIZES = (
     "`qdqtune bench` on it should say the same. If it has open dims, not every size may be "
@@ -52,7 +52,7 @@ _FOREIGN = (
     "Its Q/DQ may be written for another engine: take them off (`qdqtune strip`) and tune the "
     "float model; --qdq_baseline with this file tries the same tensors first."
 )
-# How many names a message has before it only counts.
+# Maximum number of names in a message.
 _MOST_NAMES = 3
 _IN_FLOAT32 = (
     "It can't be compared with what it would become. Make it float32 first, and tune that: "
@@ -62,9 +62,9 @@ _NOTHING: State = frozenset()
 _LEAST_FOR_OPENING_S = 30.0
 # How much longer than the float model another form of it may take to build.
 _TIMES_FLOAT = 20.0
-# The part of the latency that dynamic ops must have for whole models of them to be tried.
+# The share of the latency from which on whole models of dynamic ops are tried.
 _WORTH_A_SEED = 0.1
-# Ops between weighted ones that pass eight bits on at little cost.
+# Ops between weighted ones that pass 8-bit values on at little cost.
 _BETWEEN = frozenset({"Add", "AveragePool", "Concat", "GlobalAveragePool"})
 
 
@@ -76,19 +76,19 @@ def find_choices(
     worker: Worker | None = None,
     cache: PatternCache | None = None,
 ) -> tuple[QuantizationPlanner, Grouping]:
-    """What can be quantized in a model, and which of it belongs together.
+    """Find what can be quantized in a model, and group what belongs together.
 
     Args:
         base: The float model.
-        dialect: Whose kernels.
-        config: To what, and the filters: groups are taken or left whole.
+        dialect: The dialect, which determines the kernels.
+        config: The quant type, and the filters, which apply to whole groups.
         provider: The input shapes.
-        worker: Of the reference engine, for shapes that can't be inferred; without one they stay
-            unknown.
-        cache: What other runs found of patterns.
+        worker: A worker of the reference engine, for shapes that can't be inferred; without one
+            they stay unknown.
+        cache: Schemes that other runs found for patterns.
 
     Raises:
-        UsageError: If nothing that could be quantized matches.
+        UsageError: If no quantizable op matches the filters.
     """
     quant_type, filters = config.quant_type, config.filters
     node_filter, region_filter = config.node_filter, config.region_filter
@@ -124,7 +124,7 @@ def _check_left(grouping: Grouping, what: str, wildcards: Collection[str]) -> No
 
 
 def _allowed(groups: Iterable[Group], constraints: Constraints) -> tuple[Group, ...]:
-    """The groups in which nothing has to stay float, and something was asked for."""
+    """Return groups with a selected op, and without one that must stay float."""
     return tuple(
         group
         for group in groups
@@ -136,16 +136,16 @@ def _allowed(groups: Iterable[Group], constraints: Constraints) -> tuple[Group, 
 def with_ranges(
     grouping: Grouping, planner: QuantizationPlanner, known: Callable[[str], bool]
 ) -> Grouping:
-    """The choices without those that touch a tensor of which no range is known.
+    """Remove groups that involve a tensor without a known range.
 
     Args:
-        grouping: The choices.
-        planner: What each op needs.
+        grouping: The groups.
+        planner: Knows what each op needs to be quantized.
         known: Whether a tensor has a range, or is a constant.
     """
     kept, unknown, lost = [], set(), 0
     candidate_edges = planner.candidate_edges
-    # What only moves values that nothing quantizes is never quantized: it was not looked at.
+    # Passthrough ops whose values nothing quantizes stay float, and were not observed.
     watched = {
         edge.tensor for edge in planner.index.effective(candidate_edges)
     } | candidate_edges.outputs
@@ -173,12 +173,12 @@ def with_ranges(
 def seeds_of(
     space: Space, given: Mapping[str, Collection[str]], grouping: Grouping
 ) -> dict[str, State]:
-    """Whole-model choices to begin with.
+    """Return the whole-model choices to start from.
 
     Args:
-        space: The choices.
-        given: Names of tensors that are quantized in a file that somebody made, by what to call it.
-        grouping: What rules and a pattern cache would quantize.
+        space: The search space.
+        given: Tensors that are quantized in existing Q/DQ files, by the name of the seed.
+        grouping: Has the choices of the rules and of a pattern cache.
     """
     seeds = {
         "everything": space.everything,
@@ -204,7 +204,7 @@ def seeds_of(
 
 
 def _edges_on(space: Space, tensors: frozenset[str]) -> frozenset[Edge]:
-    """Who reads these tensors, or what ops move from them."""
+    """Return the edges on these tensors, and on those that passthrough ops derive from them."""
     planner = space.planner
     known = tensors & planner.index.value.keys()
     edges = (edge for tensor in known for edge in planner.index.readers(tensor))
@@ -212,7 +212,7 @@ def _edges_on(space: Space, tensors: frozenset[str]) -> frozenset[Edge]:
 
 
 def _like(space: Space, quantized: frozenset[Edge]) -> State:
-    """The groups whose ops read nothing but what is quantized elsewhere, and constants."""
+    """Return the groups whose ops read only values that are quantized there, and constants."""
     planner = space.planner
     return frozenset(
         number
@@ -228,7 +228,7 @@ def _like(space: Space, quantized: frozenset[Edge]) -> State:
 
 
 def layers_told(worker: Worker, path: Path, feeds: StoredFeeds, runs: int) -> list[LayerTime]:
-    """The layers that an engine runs a model as; none if it can't tell."""
+    """Return the layers that an engine reports for a model; none if it can't."""
     try:
         with worker.opened(path) as model:
             worker.feed(model, feeds)
@@ -239,7 +239,7 @@ def layers_told(worker: Worker, path: Path, feeds: StoredFeeds, runs: int) -> li
 
 
 def copy_log(log: Path, target: Path) -> None:
-    """Keep what an engine said while it built a model, if it said something."""
+    """Copy an engine's log of a build, if there is one."""
     with contextlib.suppress(OSError, OutputError):
         copy_file(log, target)
 
@@ -253,23 +253,23 @@ def check_runs(
     converted_from: str = "",
     most_s: float = math.inf,
 ) -> tuple[float, float]:
-    """Make sure that the engine runs the model as it was given, at these sizes of open dims.
+    """Make sure that the engine runs the original model at these sizes of open dims.
 
-    Cleaned up, it may run at sizes at which the file itself does not.
+    The cleaned-up model may run at sizes at which the file itself does not.
 
     Args:
         worker: The engine.
         path: The model.
-        feeds: What it is run on.
-        is_quantized: Whether it has Q/DQ, which may be those of another engine.
-        converted_from: The float type that it has and is not tuned in, if there is such.
-        most_s: What the budget leaves for opening it.
+        feeds: Its inputs.
+        is_quantized: Whether it has Q/DQ, which may be for another engine.
+        converted_from: Its float type, if it is tuned in another one.
+        most_s: Seconds that the budget leaves for opening it.
 
     Returns:
         Seconds that the engine took to build it, and milliseconds of its first run.
 
     Raises:
-        EngineError: If it doesn't.
+        EngineError: If it does not run.
     """
     open_s = min(worker.timeout_s, max(_LEAST_FOR_OPENING_S, most_s))
     run_s = min(open_s, EngineEntry.open_limit_s)  # it is built by then
@@ -297,7 +297,7 @@ def check_runs(
 
 
 def build_limit_s(worker: Worker, build_s: float) -> float:
-    """How long any other model may take to be opened before that counts as a hang.
+    """Return how long opening any other model may take before it counts as hung.
 
     Args:
         worker: The engine.

@@ -1,4 +1,4 @@
-"""Guards of a run's folder: one run at a time, no newer files, a result handed over at once."""
+"""Protection of a run's folder: one run at a time, no newer files, results replaced at once."""
 
 from __future__ import annotations
 
@@ -56,20 +56,19 @@ SUMMARY = "summary.json"
 COMMITTED = ".handover"
 _DATA = FINAL + ".data"
 RESULT = (_DATA, FINAL, RANGES, PLACEMENT, SUMMARY)
-"""What a run comes to, in the order in which it goes into place."""
+"""The files of a result, in the order in which they are put in place."""
 
 
 def lock_folder(folder: Path) -> BinaryIO:
-    """Hold a folder until what is returned is closed, or the process ends in whatever way.
+    """Lock a folder until the returned file is closed, or the process ends in any way.
 
-    The lock is the kernel's: that of a process that is gone is free. The file stays where it is
-    and says who had it last.
+    The kernel releases the lock of a process that ended. The file stays, and names the last owner.
 
     Args:
-        folder: The folder; it exists.
+        folder: The folder, which must exist.
 
     Raises:
-        UsageError: If another run holds it.
+        UsageError: If another run has locked it.
         OutputError: If the folder can't be written to.
     """
     path, flags = folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
@@ -84,7 +83,7 @@ def lock_folder(folder: Path) -> BinaryIO:
         raise OutputError(
             f"The folder {folder} can't be written to: {error.strerror}.", "Choose another one."
         ) from None
-    # With another name it is another file as well, which is not ours to write to.
+    # With several hard links it is also another file, which we must not write to.
     is_own = os.fstat(file.fileno()).st_nlink == 1
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,7 +104,7 @@ def lock_folder(folder: Path) -> BinaryIO:
         try:
             file.truncate(0)
             file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
-        except OSError as error:  # a full disk: the lock holds, it only says nothing
+        except OSError as error:  # a full disk: the lock holds, but doesn't name its owner
             _logger.info("the lock can't be signed: %s", error.strerror)
     return file
 
@@ -121,13 +120,13 @@ def _owner(lock: BinaryIO) -> str:
 def refuse_newer_files(kinds: Mapping[Path, str]) -> None:
     """Refuse files that only a newer version can read.
 
-    What can't be read at all is damaged; that is for those to say who need the file.
+    Files that can't be read at all are damaged, which their readers report.
 
     Args:
-        kinds: The kind of each file; it need not be there.
+        kinds: The kind of each file, which need not exist.
 
     Raises:
-        NewerSchemaError: If one is of a schema that this version does not know.
+        NewerSchemaError: If one has a schema that this version does not know.
     """
     for path, kind in kinds.items():
         try:
@@ -140,7 +139,7 @@ def refuse_newer_files(kinds: Mapping[Path, str]) -> None:
 
 
 def _may_be_newer(path: Path, newest: int) -> bool:
-    """A look that costs little, since most files are of this version."""
+    """A cheap check, since most files are from this version."""
     return any(
         int(in_yaml or in_json) > newest for in_yaml, in_json in _SCHEMA.findall(read_bytes(path))
     )
@@ -153,17 +152,17 @@ def _check_json(path: Path, kind: str) -> None:
 
 
 def holds_subgraphs(folder: Path) -> bool:
-    """Whether a run has written subgraphs there."""
+    """Whether a run wrote subgraphs there."""
     return any(folder.glob(_SUBGRAPHS))
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether there is nothing: no such folder, or none with anything in it."""
+    """Whether a folder is missing or empty."""
     return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
 
 
 def remove_subgraphs(folder: Path) -> None:
-    """Remove what runs write there, and the folder if nothing else is in it."""
+    """Remove the files that runs write there, and the folder if it is then empty."""
     if not folder.is_dir():
         return
     for file in (file for pattern in _OF_SUBGRAPHS for file in folder.glob(pattern)):
@@ -173,11 +172,11 @@ def remove_subgraphs(folder: Path) -> None:
 
 
 def hand_over(folder: Path, staged: Path) -> None:
-    """Make what is staged the result of a run, all of it or nothing.
+    """Make staged files the result of a run, all or none.
 
     Args:
         folder: The run's folder.
-        staged: A folder in it, which is gone afterwards.
+        staged: A folder in it, which is removed.
 
     Raises:
         OutputError: If it can't be written.
@@ -192,10 +191,10 @@ def hand_over(folder: Path, staged: Path) -> None:
 
 
 def finish_handover(folder: Path) -> None:
-    """Put into place what was committed before a kill; what is damaged is not trusted.
+    """Put files in place that were committed before a kill; damaged ones are not trusted.
 
     Args:
-        folder: The run's folder, in whatever state.
+        folder: The run's folder, in any state.
 
     Raises:
         OutputError: If it can't be written.
@@ -204,7 +203,7 @@ def finish_handover(folder: Path) -> None:
     if not os.path.lexists(committed):
         return
     with writing(folder / FINAL):
-        # The summary is the last to go: without it, all is in place but the empty folder.
+        # The summary is moved last: without it, everything is in place except for the empty folder.
         is_under_way = kind_at(committed) == "a folder" and os.path.lexists(committed / SUMMARY)
         names = _whole_result(folder) if is_under_way else None
         if names:
@@ -227,7 +226,7 @@ def _put_into_place(folder: Path, names: Collection[str]) -> None:
 
 
 def _whole_result(folder: Path) -> set[str] | None:
-    """Names of the files of a result on its way into place, if they are what its summary says."""
+    """Return the files of a result that is being put in place, if they match its summary."""
     committed = folder / COMMITTED
     where = {name: committed if _is_plain(committed / name) else folder for name in RESULT}
     try:
@@ -240,7 +239,7 @@ def _whole_result(folder: Path) -> set[str] | None:
             names.add(_DATA)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
-    # They go in this order: behind one that waits, all do.
+    # They are moved in this order: if one is still waiting, so are all after it.
     is_waiting = [where[name] == committed for name in RESULT if name in names]
     is_complete = all(_is_plain(where[name] / name) for name in names)
     return names if is_complete and is_waiting == sorted(is_waiting) else None
@@ -251,16 +250,16 @@ def _is_plain(file: Path) -> bool:
 
 
 def sha256_of_model(model: Path) -> str:
-    """The hash of a model's file, and of the weights that may lie beside it under its name."""
+    """Return the hash of a model's file, and of its weights file if there is one."""
     weights = model.with_name(model.name + ".data")
     return sha256_of(model, weights) if weights.is_file() else sha256_of(model)
 
 
 def sha256_with_weights(model: Path) -> str:
-    """The hash of a model's file and of all files that its weights lie in, by their names.
+    """Return the hash of a model's file and of all its weights files, by their names.
 
     Raises:
-        ModelError: If it is not a model, or weights are missing or not plain files in its folder.
+        ModelError: If it is not a model, or weights are missing or not regular files in its folder.
     """
     tensors = contents(parse_model(model)).external
     check_external_data(tensors, model)

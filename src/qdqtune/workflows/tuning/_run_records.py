@@ -1,4 +1,4 @@
-"""What a run records: journal, `autotuner_state.yaml`, pattern cache, a log per scheme."""
+"""Records of a run: journal, `autotuner_state.yaml`, pattern cache, a log per scheme."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from qdqtune.workflows.tuning._setup import TuningTarget
 _logger = logging.getLogger(__name__)
 
 _EVERY_S = 1.0
-# Writing takes at most one part in so many of a run's time.
+# Writing takes at most one part in this many of a run's time.
 _TIMES_COST = 50.0
 _SCHEMES = "region_{}_scheme_{}.log"
 
@@ -55,7 +55,7 @@ class Candidate:
     Attributes:
         name: Its id in the journal; empty if it was never a candidate of the search.
         key: Digest of its placement.
-        placement: What is quantized in it.
+        placement: Its placement.
         gain: Its log speedup over the float model; minus infinity if it failed.
         failure: Why it failed; empty if it did not.
     """
@@ -69,7 +69,7 @@ class Candidate:
 
 @dataclass
 class TriedScheme:
-    """A scheme of a pattern, and the fastest candidate that has it.
+    """A scheme of a pattern, and the fastest candidate with it.
 
     Attributes:
         scheme: The scheme; an error if every candidate with it failed.
@@ -82,17 +82,17 @@ class TriedScheme:
 
 @dataclass
 class Snapshots:
-    """Writes what is known of each pattern.
+    """Writes what is known about each pattern.
 
     Attributes:
-        path: The state file; the pattern cache lies beside it.
-        header: What the measurements depend on.
-        config: The search's settings that the state file has.
-        given: What the search was given from other runs, which is passed on.
+        path: The state file; the pattern cache is next to it.
+        header: Everything that the measurements depend on.
+        config: The search settings in the state file.
+        given: The pattern cache from other runs, which is passed on.
 
     Raises:
-        NewerVersionError: If a newer version wrote what lies there.
-        OutputError: If what lies there is damaged and can't be moved.
+        NewerVersionError: If a newer version wrote the existing files.
+        OutputError: If existing files are damaged and can't be moved.
     """
 
     path: Path
@@ -104,7 +104,7 @@ class Snapshots:
     _due_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        """Look at what lies there: what is damaged is moved away, what is newer refused."""
+        """Check existing files: damaged ones are moved away, newer ones refused."""
         for path, read in (
             (self.path, read_state),
             (pattern_cache_path(self.path), PatternCache.load),
@@ -121,12 +121,12 @@ class Snapshots:
 
     @property
     def exist(self) -> bool:
-        """Whether there is one, of this run or of an earlier one."""
+        """Whether there is one, from this run or an earlier one."""
         return self.path.exists()
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to write again: often, and at little cost beside what is measured."""
+        """Whether to write again: often, but at little cost compared with the measurements."""
         return time.monotonic() >= self._due_s
 
     def write(
@@ -140,20 +140,20 @@ class Snapshots:
     ) -> list[list[TriedScheme]]:
         """Write both files.
 
-        A scheme's latency is that of the fastest model with it. What lost against the best is
-        never said to be as fast, however lucky its own measurement was. Schemes are in the order in
-        which they were first tried, so that their numbers stay.
+        A scheme's latency is that of the fastest model with it. A scheme that lost against the best
+        is never recorded as equally fast, however lucky its measurement was. Schemes are in the
+        order in which they were first tried, so that their numbers don't change.
 
         Args:
-            planner: What each op needs.
+            planner: Knows what each op needs to be quantized.
             views: The model's patterns that have insertion points.
-            candidates: Everything that was tried, in order.
-            best: The best of it; if it is none of them, it comes last.
+            candidates: All candidates, in order.
+            best: The best candidate; if it is not among them, it comes last.
             baseline_ms: Latency of the float model.
-            measurements: Lines of the journal, for a run that goes on elsewhere.
+            measurements: Lines of the journal, for a run that continues elsewhere.
 
         Returns:
-            What was tried of each pattern.
+            The schemes tried for each pattern.
         """
         start_s = time.monotonic()
         best_ms = baseline_ms / speedup_of(best.gain)
@@ -190,7 +190,7 @@ class Snapshots:
     def _schemes_of(
         self, planner: QuantizationPlanner, views: Sequence[PatternView], candidate: Candidate
     ) -> list[tuple[str, InsertionScheme]]:
-        """What a candidate comes to in each pattern, with the hash of it."""
+        """Return a candidate's scheme in each pattern, with its hash."""
         if candidate.key not in self._schemes:
             index, units = planner.index, planner.units
             if not self._units:
@@ -202,7 +202,7 @@ class Snapshots:
         return self._schemes[candidate.key]
 
     def _cache(self, patterns: Sequence[tuple[PatternView, PatternSchemes]]) -> PatternCache:
-        """The best of each pattern, and of each structure: there, what more regions have first."""
+        """Return the best schemes of each pattern, and of each structure, most regions first."""
         cache = PatternCache()
         for _, tried in patterns:
             cache.add_pattern_schemes(tried)
@@ -214,14 +214,14 @@ class Snapshots:
 
 
 def set_state_aside(path: Path) -> None:
-    """Keep a state file that the user names under another name, with its pattern cache."""
+    """Rename the user's state file and its pattern cache, to keep them."""
     for file in (path, pattern_cache_path(path)):
         if file.exists():
             _set_aside(file, "earlier")
 
 
 def _set_aside(path: Path, what: str) -> Path:
-    """Give a file a name that no other file has."""
+    """Rename a file to a name that no other file has."""
     names = (path.with_name(f"{path.stem}.{what}-{n}{path.suffix}") for n in itertools.count(1))
     moved = next(name for name in names if not name.exists())
     with writing(moved):
@@ -232,14 +232,13 @@ def _set_aside(path: Path, what: str) -> Path:
 class SchemeLogs:
     """Writes `baseline.log`, `final.log` and `region_<n>_scheme_<m>.log` into a run's logs.
 
-    The numbers are those of the region, as `region_inspect` of the float model that is tuned and
-    the names in `region_models` have them, and of the scheme in the state file. Regions of one
-    pattern share its schemes, which go by the first of them. A log that can't be written spoils no
-    run: it is warned of.
+    `n` is the region's number in `region_inspect` of the tuned float model and in `region_models`,
+    `m` the scheme's in the state file. Regions of one pattern share its schemes, which use the
+    number of the first one. A log that can't be written only causes a warning.
 
     Args:
         folder: The folder of logs.
-        info: What measures.
+        info: The engine that measures.
     """
 
     def __init__(self, folder: Path, info: EngineInfo) -> None:
@@ -250,11 +249,11 @@ class SchemeLogs:
         self._is_broken = False
 
     def write_baseline(self, latency_ms: float) -> None:
-        """Write what became of the model as given."""
+        """Write the log of the original model."""
         self._write({"baseline.log": [f"baseline: {latency_ms:.6g} ms", *self._about(BASELINE)]})
 
     def write_final(self, summary: Summary) -> None:
-        """Write what became of the model that is handed over."""
+        """Write the log of the result."""
         lines = [f"final: {summary.final_ms:.6g} ms ({summary.speedup:.3f}x speedup)"]
         if summary.kept_float:
             lines.append(f"the model as given is kept: {summary.reason}")
@@ -267,7 +266,7 @@ class SchemeLogs:
 
         Args:
             views: The model's patterns that have insertion points.
-            tried: What was tried of each.
+            tried: The schemes tried for each.
         """
         texts = {
             _SCHEMES.format(view.first.id, number): self._scheme(view, each)
@@ -300,7 +299,7 @@ class SchemeLogs:
         return [*lines, *self._about(Path(model).name)]
 
     def _about(self, model: str) -> list[str]:
-        """What the engine said when it built a model, or where that is."""
+        """Return the engine's output while it built a model, or where to find it."""
         info = self._info
         lines = [f"engine: {info.name} {info.version} on {info.device} ({info.isa})"]
         own = self._folder / info.name / f"{Path(model).stem}.log"
@@ -325,13 +324,13 @@ class SchemeLogs:
 
 @dataclass(frozen=True)
 class TuningRun(TuningTarget):
-    """What every stage works with: what is tuned, with the files that are written on the way.
+    """The context of every stage: the target, with the files written along the way.
 
     Attributes:
-        journal: Every measurement.
+        journal: All measurements.
         snapshots: The state and the pattern cache.
-        logs: One text per scheme.
-        earlier: What an earlier run left, if anything.
+        logs: One log per scheme.
+        earlier: The result of an earlier run, if any.
     """
 
     journal: Journal
@@ -342,11 +341,11 @@ class TuningRun(TuningTarget):
 
 @contextlib.contextmanager
 def open_records(target: TuningTarget) -> Iterator[TuningRun]:
-    """Resume what lies in the folder, or begin.
+    """Resume an earlier run in the folder, or begin a new one.
 
     Raises:
-        UsageError: If what lies there, or in a state file, was measured under other conditions.
-        OutputError: If something can't be read or written.
+        UsageError: If it, or a state file, was measured under other conditions.
+        OutputError: If a file can't be read or written.
     """
     request, folder, reporter = target.request, target.folder, target.reporter
     config, header = request.config, target.header
@@ -373,7 +372,7 @@ def open_records(target: TuningTarget) -> Iterator[TuningRun]:
 
 
 def _lines_of_state(target: TuningTarget) -> tuple[str, ...]:
-    """What a state file that the user names carries, which may be that of another folder.
+    """Return the journal lines in the user's state file, which may come from another folder.
 
     Raises:
         UsageError: If it was measured under other conditions.

@@ -1,4 +1,4 @@
-"""The search: a strategy asks, candidates are written and timed, it is told their scores.
+"""The search: a strategy proposes trials, candidates are written and timed, and it gets the scores.
 
 Every score is in the journal before it is used.
 """
@@ -42,16 +42,16 @@ NO_TIME = "there was no time for it"
 
 @dataclass
 class CandidateEvaluator:
-    """Answers a search's questions with measurements.
+    """Evaluates the candidates that a search proposes, by measuring.
 
     Attributes:
-        run: What is tuned, what is known, and where measurements go.
+        run: The run, with its target and its journal.
         calibration: Writes candidates.
-        problem: What states mean, and who wants to see where the time of candidates goes.
+        problem: The search space, and whether layer times of candidates are needed.
         benchmarks: Candidates built and timed.
         failed: Those that the engine refused.
-        last_failure: Why the last candidate failed, if all did, those known from before included;
-            None as soon as one did not.
+        last_failure: Why the last candidate failed, if all did, including known ones; None as soon
+            as one did not.
     """
 
     run: TuningRun
@@ -61,8 +61,8 @@ class CandidateEvaluator:
     failed: int = field(default=0, init=False)
     last_failure: str | None = field(default="", init=False)
     _files: dict[str, Path] = field(default_factory=dict, init=False)
-    # Of everything that was tried, in order: its log speedup over the float model, why it
-    # failed, or None if it was only compared with something of which neither is known.
+    # Everything that was tried, in order: its log speedup over the float model, why it failed, or
+    # None if it was compared only with a candidate whose speedup is unknown.
     _tried: dict[State, float | str | None] = field(
         default_factory=lambda: {frozenset(): 0.0}, init=False
     )
@@ -73,30 +73,30 @@ class CandidateEvaluator:
 
     @property
     def journal(self) -> Journal:
-        """What is known, and where measurements go."""
+        """The journal with known and new measurements."""
         return self.run.journal
 
     @property
     def is_simulated(self) -> bool:
-        """Whether the engine makes its times up."""
+        """Whether the engine computes its times instead of measuring them."""
         return not registry.entry(self.run.request.engine).measures
 
     def missing(self, trial: Trial) -> list[State]:
-        """The candidates of a trial that have to be measured."""
+        """Return the candidates of a trial that must be measured."""
         reference, effort = self.key(trial.reference), self.how(trial.effort)
         return [
             s for s in trial.candidates if not self.journal.knows(reference, self.key(s), effort)
         ]
 
     def answer(self, trial: Trial, most: int | None = None) -> list[Score]:
-        """One score per candidate; what the journal knows is not measured again.
+        """Return one score per candidate; those in the journal are not measured again.
 
         Args:
-            trial: What is compared.
-            most: How many candidates may be measured; the others fail, which is not written down.
+            trial: The candidates and their reference.
+            most: How many candidates may be measured; the others fail, which is not recorded.
 
         Raises:
-            EngineError: If the engine doesn't run the reference any more.
+            EngineError: If the engine no longer runs the reference.
         """
         found: dict[State, Score] = {}
         for state in trial.candidates:
@@ -130,7 +130,7 @@ class CandidateEvaluator:
         return found if isinstance(found, float) else None
 
     def file_of(self, state: State) -> Path:
-        """The candidate's file."""
+        """Return the candidate's file."""
         key = self.key(state)
         if key not in self._files:
             inserter, placement = self.calibration.inserter, self.problem.space.placement(state)
@@ -141,7 +141,7 @@ class CandidateEvaluator:
         return self._files[key]
 
     def take_snapshot(self, best: Candidate, baseline_ms: float) -> None:
-        """Write the state and the logs of schemes, as far as the search has come.
+        """Write the state and the logs of schemes, as of now.
 
         Args:
             best: The best candidate.
@@ -157,7 +157,7 @@ class CandidateEvaluator:
         self.run.logs.write_schemes(views, tried)
 
     def candidate_of(self, state: State) -> Candidate:
-        """What is known of a choice; one that was never measured counts as the float model."""
+        """Return a choice as a candidate; one that was never measured counts as float."""
         found = self._tried.get(state)
         failure = found if isinstance(found, str) else ""
         gain = -math.inf if failure else self._gain(state) or 0.0
@@ -166,26 +166,26 @@ class CandidateEvaluator:
         return Candidate(name, key, self.problem.space.placement(state), gain, failure)
 
     def shipped(self, placement: Placement, gain: float) -> Candidate:
-        """What is handed over, with its id if the search had tried it."""
+        """Return the result as a candidate, with its id if the search tried it."""
         key = placement.digest()
         return Candidate(self.journal.names.get(key, ""), key, placement, gain)
 
     def key(self, state: State) -> str:
-        """What a candidate is called in the journal."""
+        """Return a candidate's key in the journal."""
         return self.problem.space.key(state)
 
     def how(self, effort: Effort) -> str:
-        """How thoroughly something is measured, as the journal says it."""
+        """Return the effort of a measurement, as recorded in the journal."""
         return f"{effort.value}-{self.run.request.preset.rounds[effort]}-{self._ranges[:8]}"
 
     def _write_again(self, state: State) -> None:
-        """A candidate that an earlier run measured can be exported after this one, too."""
+        """Write a candidate that an earlier run measured, so that it can still be exported."""
         with contextlib.suppress(UsageError):
             self.file_of(state)
 
 
 class _TrialRun:
-    """Candidates against one reference; a round of it is never measured twice."""
+    """Candidates against one reference; no round is measured twice."""
 
     def __init__(self, evaluator: CandidateEvaluator, trial: Trial) -> None:
         self._evaluator = evaluator
@@ -197,14 +197,14 @@ class _TrialRun:
         self._skip = 0
 
     def measure(self, candidates: Sequence[State]) -> dict[State, Score]:
-        """Play the rounds of some candidates that are missing, and give everyone a score."""
+        """Run the missing rounds of some candidates, and score all of them."""
         evaluator, effort = self._evaluator, self._trial.effort
         files: list[Path] = []
         for state in candidates:
             try:
                 files.append(evaluator.file_of(state))
                 self._states.append(state)
-            except UsageError as error:  # a candidate that can't be written is one that failed
+            except UsageError as error:  # a candidate that can't be written has failed
                 self._keep(state, Score.failed(str(error)))
         if not files:
             return self._scores
@@ -216,10 +216,10 @@ class _TrialRun:
         if len(known) >= wanted and not evaluator.problem.wants_layers:
             self._score(everyone, {})
             return self._scores
-        # An engine that makes its times up plays from the start: it costs nothing, and only then
-        # goes on as if nothing had happened.
+        # An engine with virtual time starts from the first round: that costs nothing, and only then
+        # does it continue as if it had not been interrupted.
         self._skip = len(known) if evaluator.is_simulated else 0
-        # A kill may have come between the last round and the layers, which take a round to be told.
+        # A kill may have come between the last round and listing the layers, which needs a round.
         rest = max(wanted - len(known), 0 if evaluator.is_simulated else 1)
         measured, _ = compare_files(
             evaluator.run.engine,
@@ -246,7 +246,7 @@ class _TrialRun:
         self._evaluator.problem.saw_layers(self._states[model - 1], layers)
 
     def saw_round(self, models: tuple[int, ...], round_: Round) -> None:
-        """Write a round down before the next one begins."""
+        """Record a round before the next one begins."""
         states = tuple(self._states[model - 1] for model in models)
         if self._skip and states == tuple(self._states):
             self._skip -= 1
@@ -256,13 +256,13 @@ class _TrialRun:
         journal.add_round(self._reference, self._keys(states), self._how, round_)
 
     def saw_failure(self, model: int, error: str, *, refused: bool) -> None:
-        """Write down at once what failed: the next one must not fail for the same reason."""
+        """Record a failure at once, so that a resumed run does not repeat it."""
         self._skip = 0
         if model > 0:
             self._keep(self._states[model - 1], Score.failed(error), unsure=not refused)
 
     def _score(self, states: Sequence[State], measured: Mapping[State, Measurement]) -> None:
-        """Give scores from all rounds that were played among these."""
+        """Compute scores from all rounds that these candidates ran in together."""
         rounds = self._rounds.get(tuple(states), [])
         reference_ms = statistics.median(each.baseline_ms for each in rounds) if rounds else None
         for place, state in enumerate(states):
@@ -283,7 +283,7 @@ class _TrialRun:
             )
 
     def _keep(self, state: State, score: Score, **details: object) -> None:
-        """Write down what came of a candidate."""
+        """Record the outcome for a candidate."""
         evaluator = self._evaluator
         self._scores[state] = score
         evaluator.benchmarks += 1
@@ -308,7 +308,7 @@ class _TrialRun:
         return [self._evaluator.key(state) for state in states]
 
     def _options(self) -> SessionOptions | None:
-        """The noise of a cost model follows from what is compared, not from what ran before."""
+        """Seed the noise of a cost model by what is compared, not by what ran before."""
         if not self._evaluator.is_simulated:
             return None
         options = self._evaluator.run.engine.options
@@ -320,11 +320,11 @@ class _TrialRun:
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """What a search came to.
+    """The outcome of a search.
 
     Attributes:
         state: The best choice.
-        stopped: Why it ended, as the summary has it.
+        stopped: Why it ended, in the summary's terms.
         seeds: Speedups of the whole-model choices that were tried, by name.
     """
 
@@ -336,12 +336,12 @@ class SearchOutcome:
 def search(
     baseline: Baseline, evaluator: CandidateEvaluator, finalists: Finalists
 ) -> SearchOutcome:
-    """Let the strategy ask and the engine answer; what is known by then is kept in any case.
+    """Run the strategy with measured scores until it ends; what is known by then is always kept.
 
     Args:
         baseline: The float model.
-        evaluator: Answers.
-        finalists: Foresees whether the best so far will need a repair of its accuracy.
+        evaluator: Measures candidates.
+        finalists: Predicts whether the best so far will need an accuracy repair.
     """
     run = evaluator.run
     problem, strategy = evaluator.problem, evaluator.problem.strategy
@@ -385,13 +385,13 @@ def search(
 
 
 def _answer(evaluator: CandidateEvaluator, trial: Trial) -> tuple[list[Score], bool]:
-    """Measure what a trial asks for, as far as there is time.
+    """Measure the candidates of a trial, as far as there is time.
 
-    What is known takes none. Of the whole-model choices that a search begins with, as many are
-    tried as possible; everything after them is tried whole or not at all.
+    Known scores take none. Of the whole-model choices that a search starts from, as many as
+    possible are tried; later trials are complete or skipped.
 
     Returns:
-        The scores, none if there is no time, and whether there was time for all.
+        The scores, empty if there is no time, and whether there was time for all.
     """
     missing, budget = len(evaluator.missing(trial)), evaluator.run.budget
     reporter = evaluator.run.reporter
@@ -424,7 +424,7 @@ def _seed_speedups(
 
 
 def _change(scores: Sequence[Score]) -> str:
-    """What the best of some candidates came to."""
+    """Describe the outcome of the best of some candidates."""
     best = max((score.gain for score in scores), default=-math.inf)
     return f"best {100 * math.expm1(best):+.1f} %" if math.isfinite(best) else "all refused"
 

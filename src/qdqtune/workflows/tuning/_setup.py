@@ -1,6 +1,6 @@
-"""Set a run up: check the request, start the engine, choose the float type of the model.
+"""Set up a run: check the request, start the engine, choose the float type of the model.
 
-Until the journal is open, nothing that another run has left in the folder is replaced.
+Until the journal is open, nothing from another run in the folder is replaced.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class TuneRequest:
     """A call of `qdqtune.tune`.
 
     Attributes:
-        model: The model as given.
-        config: What is asked for.
-        engine: The engine that runs it, by name.
-        options: How it opens models.
-        dialect: How Q/DQ is written for it.
-        preset: How thorough to be.
-        evaluate: The user's metric, if there is one.
-        converted: The model in another float type, which is tuned instead; None if it is as given.
+        model: The original model.
+        config: The settings.
+        engine: Name of the engine that runs it.
+        options: The engine's options for opening models.
+        dialect: The dialect of Q/DQ.
+        preset: How thorough the run is.
+        evaluate: The user's metric, if any.
+        converted: The model in another float type, which is tuned instead; None if not converted.
     """
 
     model: Path
@@ -73,12 +73,12 @@ class TuneRequest:
 
     @property
     def state_file(self) -> Path | None:
-        """The state file that the user names."""
+        """The user's state file."""
         return None if self.config.state_file is None else Path(self.config.state_file)
 
     @property
     def file(self) -> Path:
-        """The model that is tuned, and handed back if nothing is faster."""
+        """The model that is tuned, and returned if nothing is faster."""
         return self.converted or self.model
 
 
@@ -86,12 +86,12 @@ class TuneRequest:
 def open_engines(
     request: TuneRequest, folder: RunFolder, reporter: ProgressReporter
 ) -> Iterator[tuple[Worker, Worker]]:
-    """The engine and the reference engine, which end with the run; the reporter times them.
+    """Start the engine and the reference engine for the duration of the run.
 
     Args:
-        request: What was asked for.
+        request: The request.
         folder: The run's folder.
-        reporter: Keeps time.
+        reporter: Keeps time, including that of the engines.
     """
     logs, scratch = folder / LOGS, folder.scratch
     log = logs / ENGINE_LOG
@@ -105,14 +105,14 @@ def open_engines(
 
 @dataclass(frozen=True)
 class RunContext:
-    """What every stage of a run works with; results are in the values that stages return.
+    """The context of every stage of a run; results are in the values that stages return.
 
     Attributes:
-        folder: Where everything goes.
+        folder: The output folder.
         engine: The engine that the model is tuned for.
         runner: The reference engine.
         reporter: Reports every step.
-        budget: What there is time for.
+        budget: Predicts what there is time for.
     """
 
     folder: RunFolder
@@ -127,21 +127,21 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TuningTarget(RunContext):
-    """What a run tunes.
+    """The target of a run.
 
     Attributes:
-        request: What was asked for.
+        request: The request.
         source: The model.
-        header: What measurements depend on: those made under another one are not used.
-        requirements: What a result has to satisfy beside that, but for its calibration.
-        info: What measures.
-        provider: What the model is run on.
+        header: Everything that measurements depend on: those made under another header are not
+            used.
+        requirements: Further conditions on a result, except for its calibration.
+        info: The engine that measures.
+        provider: Provides the inputs.
         feeds: The inputs that every model is timed on.
         form: Its float type.
-        given: Tensors that are quantized in files that somebody made of it, by what they are
-            called.
-        pattern_cache: What other runs found of patterns.
-        float_metric: The user's metric of the model as given; None without a metric.
+        given: Tensors that are quantized in existing Q/DQ files of it, by the name of the seed.
+        pattern_cache: Schemes that other runs found for patterns.
+        float_metric: The user's metric of the original model; None without a metric.
     """
 
     request: TuneRequest
@@ -160,13 +160,13 @@ class TuningTarget(RunContext):
 def setup(
     ctx: RunContext, request: TuneRequest, source: Source, provider: SampleProvider
 ) -> TuningTarget:
-    """Check the request, start the engine, and convert the model if another float type pays.
+    """Check the request, start the engine, and convert the model if that is worthwhile.
 
     Args:
         ctx: The run.
-        request: What was asked for.
+        request: The request.
         source: The model.
-        provider: What it is run on.
+        provider: Provides its inputs.
 
     Raises:
         QdqtuneError: For any error that the user can act on.
@@ -207,13 +207,13 @@ def setup(
 def _header(
     request: TuneRequest, info: EngineInfo, shapes: Shapes, model: str, precision: str
 ) -> dict[str, Any]:
-    """What measurements depend on, as JSON: those made under another header are not used.
+    """Return everything that measurements depend on, as JSON.
 
     Args:
-        request: What was asked for.
-        info: What measures.
-        shapes: Of the model's inputs.
-        model: Fingerprint of the model that is tuned.
+        request: The request.
+        info: The engine that measures.
+        shapes: Shapes of the model's inputs.
+        model: Fingerprint of the tuned model.
         precision: The float type that it was converted to, or `AS_GIVEN`.
     """
     header = {
@@ -229,10 +229,10 @@ def _header(
 
 
 def _requirements(request: TuneRequest, precision: str) -> dict[str, Any]:
-    """What a result has to satisfy, as `Summary` has it, but for its calibration.
+    """Return the conditions on a result, as in `Summary`, except for its calibration.
 
     Args:
-        request: What was asked for.
+        request: The request.
         precision: See `_header`.
     """
     return {
@@ -244,12 +244,12 @@ def _requirements(request: TuneRequest, precision: str) -> dict[str, Any]:
 
 
 def _converted(precision: str) -> dict[str, str]:
-    """Runs of versions that did not convert have no such entry."""
+    """Return the precision entry; versions that did not convert models had none."""
     return {} if precision == UNCHANGED else {"precision": precision}
 
 
 def _evaluate_float(ctx: RunContext, request: TuneRequest) -> float | None:
-    """The metric of the model as given: a function that fails is to fail at once.
+    """Return the metric of the original model; a broken function should fail at once.
 
     Raises:
         UsageError: If the function does not return a number.
@@ -280,10 +280,10 @@ def _tell_form(
 
 
 def check_first(request: TuneRequest, source: Source, folder: RunFolder) -> None:
-    """Find out what can be wrong with a request before anything in the folder changes.
+    """Check a request before anything in the folder changes.
 
     Raises:
-        QdqtuneError: If something is.
+        QdqtuneError: If something is wrong with it.
     """
     nodes = [node.name or "" for node in source.model.graph]
     for wildcards in (request.config.node_filter, request.config.region_filter):
@@ -294,13 +294,13 @@ def check_first(request: TuneRequest, source: Source, folder: RunFolder) -> None
             )
     if request.state_file is not None:
         _check_state_file(request.state_file, request, source)
-    if folder.replaces_a_run:  # it must be sure that there will be another one
+    if folder.replaces_a_run:  # another run must be certain to start
         with Worker(request.engine, request.options, scratch=folder.scratch) as probe:
             engine_info(probe, request.engine)
 
 
 def _check_state_file(path: Path, request: TuneRequest, source: Source) -> None:
-    """Make sure that a state file that the user names may be resumed, and written to.
+    """Make sure that the user's state file may be resumed, and written to.
 
     Raises:
         UsageError: If it is the state of another model or quant type.
@@ -317,7 +317,7 @@ def _check_state_file(path: Path, request: TuneRequest, source: Source) -> None:
 
 
 def _given_cache(path: str | os.PathLike[str] | None) -> PatternCache | None:
-    """A pattern cache that the user names; one that can't be read is done without.
+    """Load the user's pattern cache; an unreadable one is ignored.
 
     Args:
         path: The file, if any.
@@ -341,15 +341,15 @@ def _given_cache(path: str | os.PathLike[str] | None) -> PatternCache | None:
 def given_tensors(
     request: TuneRequest, source: Source, tell: Callable[[str, str], None]
 ) -> dict[str, frozenset[str]]:
-    """What is quantized in files that somebody made of the model.
+    """Return the tensors that are quantized in existing Q/DQ files of the model.
 
     Args:
-        request: What was asked for.
+        request: The request.
         source: The model.
-        tell: Hears how much of such a file is in the model.
+        tell: Called with how much of such a file is in the model.
 
     Raises:
-        QdqtuneError: If such a file is not one of that model.
+        QdqtuneError: If such a file is from another model.
     """
     found: dict[str, frozenset[str]] = {}
     if source.reading is not None:
@@ -381,13 +381,13 @@ def given_tensors(
 
 
 def ask_engine(request: TuneRequest, engine: Worker) -> tuple[TuneRequest, EngineInfo]:
-    """What measures; one that chooses float types by itself is told which is wanted.
+    """Query the engine; one that chooses float types itself gets the requested type as an option.
 
     Returns:
-        The request with the options that are in effect, and the engine.
+        The request with the options in effect, and the engine.
 
     Raises:
-        QdqtuneError: If it does not start, or its options say something else.
+        QdqtuneError: If it does not start, or its options contradict the request.
     """
     info = engine_info(engine, request.engine)
     given: Mapping[str, str] = request.options.engine_options
@@ -406,10 +406,10 @@ def _float_form(
     info: EngineInfo,
     feeds: StoredFeeds,
 ) -> FloatForm:
-    """The float type that the model is tuned in; a converted one lies in the scratch folder.
+    """Choose the float type that the model is tuned in; a converted model is in the scratch folder.
 
     Raises:
-        EngineError: If the engine does not run it in any.
+        EngineError: If the engine does not run it in any type.
     """
     config, folder = request.config, ctx.folder
     precision = wanted_type(config.precision, info, source)
@@ -417,7 +417,7 @@ def _float_form(
         return FloatForm()
     earlier = precision_of(folder / JOURNAL)
     if config.precision == AUTO and earlier == UNCHANGED:
-        return FloatForm()  # what was found out stays
+        return FloatForm()  # the decision of an earlier run stays
     ctx.reporter.tell("precision", f"converting the model to {precision.value}, and timing both")
     folder.converted.parent.mkdir(exist_ok=True)
     form = convert_to(
@@ -425,7 +425,7 @@ def _float_form(
         feeds, config.min_sqnr_db, request.preset,
         may_be_slower=config.precision != AUTO or earlier is not None,
     )  # fmt: skip
-    if form.model is None:  # the model as given is built under the same name
+    if form.model is None:  # the original model is built under the same name
         logs = folder / LOGS / request.engine
         copy_log(logs / f"{folder.converted.stem}.log", logs / f"{precision.value}.log")
     return form

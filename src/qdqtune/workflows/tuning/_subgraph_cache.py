@@ -1,4 +1,4 @@
-"""What subgraph mode found out, for a run that goes on: `autotune_cache.json`."""
+"""The findings of subgraph mode, for a resumed run: `autotune_cache.json`."""
 
 from __future__ import annotations
 
@@ -24,25 +24,23 @@ _logger = logging.getLogger(__name__)
 
 
 class SubgraphCache:
-    """The file and what is in it.
+    """The file and its contents.
 
     Args:
-        path: The file; there may be none.
-        header: What everything in it depends on. What was found out under another one is left
-            out.
-        told_by: Who told the groups, if it wasn't the engine: if that changes, subgraphs stay
-            known.
+        path: The file, which may not exist.
+        header: Everything that its contents depend on. Contents with another header are ignored.
+        told_by: The source of the groups, if not the engine: if it changes, subgraphs stay known.
 
     Attributes:
-        groups: Names of the nodes of each fusion group, with the milliseconds of the float model
-            that go into it; None while they are not known.
-        structural: How many of them no layer of the engine told.
+        groups: Names of the nodes of each fusion group, with the milliseconds it takes in the float
+            model; None while unknown.
+        structural: Number of groups that no engine layer reported.
         subgraphs: Times by key.
         is_profiled: Whether phase 2 is complete.
-        seen: What whole models spend their time on, by the key of their placement; with what the
-            numbers of units meant.
-        build_s: Seconds that the float model took to build when it was first seen.
-        batches: What phase 3 tried so far.
+        seen: Observed costs of whole models, by the key of their placement, with the meaning of the
+            unit numbers.
+        build_s: Seconds that the first build of the float model took.
+        batches: The trials of phase 3 so far.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any], told_by: str = "") -> None:
@@ -60,43 +58,43 @@ class SubgraphCache:
         self._read()
 
     def keep_groups(self, groups: Sequence[tuple[tuple[str, ...], float]], structural: int) -> None:
-        """Write the fusion groups down."""
+        """Store the fusion groups."""
         self.groups, self.structural = list(groups), structural
         self._write()
 
     def keep_build_s(self, build_s: float) -> float:
-        """Write down how long a build takes, unless that is known; returns what is known."""
+        """Store the duration of a build, unless one is known; returns the known one."""
         if self.build_s is None:
             self.build_s = build_s
             self._write()
         return self.build_s
 
     def describe(self, details: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take details of subgraphs for people, by key, to be written with their times."""
+        """Add human-readable details of subgraphs, by key, to be written with their times."""
         self._details = {key: dict(each) for key, each in details.items()}
 
     def keep_subgraph(self, times: SubgraphTimes) -> None:
-        """Write the times of a subgraph down."""
+        """Store the times of a subgraph."""
         self.subgraphs[times.key] = times
         self._write()
 
     def keep_profiled(self) -> None:
-        """Write down that every subgraph was looked at."""
+        """Store that every subgraph was profiled."""
         self.is_profiled = True
         self._write()
 
     def keep_seen(self, key: str, seen: ObservedCosts, meant: str) -> None:
-        """Write down what a whole model spends its time on, and what the numbers of units mean."""
+        """Store the observed costs of a whole model, and the meaning of the unit numbers."""
         self.seen[key] = (meant, seen)
         self._write()
 
     def seen_in(self, key: str, meant: str) -> ObservedCosts | None:
-        """What a whole model was seen to spend its time on, if units are what they were then."""
+        """Return the observed costs of a whole model, if units have the same meaning as then."""
         then, seen = self.seen.get(key, ("", None))
         return seen if then == meant else None
 
     def keep_batches(self, batches: Sequence[Batch]) -> None:
-        """Write down what was tried so far."""
+        """Store the trials so far."""
         if list(batches) != self.batches:
             self.batches = list(batches)
             self._write()
@@ -147,7 +145,7 @@ class SubgraphCache:
                 os.replace(self.path, moved)
 
     def _parsed(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The attributes that a file says; none if it is of another run."""
+        """Return the attributes in a file; none if it belongs to another run."""
         if body["kind"] == KIND:
             check_schema(KIND, body["schema"], str(self.path))
         if body["kind"] != KIND or body["schema"] != SCHEMA:
@@ -164,7 +162,7 @@ class SubgraphCache:
             "_details": details,
         }
         if first["told_by"] != self._told_by:
-            return known  # other groups: what was seen of them means nothing
+            return known  # other groups, so the observed costs mean nothing
         groups = [(tuple(map(str, g["nodes"])), checked_ms(g["ms"])) for g in first["groups"]]
         return known | {
             "structural": int(first["structural"]),

@@ -57,13 +57,13 @@ from qdqtune.workflows.tuning._run_records import TuningRun
 from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache
 
 _IR_VERSION = 9
-# What the inputs of subgraphs may take of memory at once.
+# Limit for the memory of subgraph inputs at a time.
 _BYTES_AT_ONCE = 1 << 28
 _MOST_OPS_SHOWN = 6
-# Of what a whole model may take to be timed, a subgraph gets this part.
+# A subgraph's share of the time limit for timing a whole model.
 _PART_OF_EFFORT = 0.25
 _FEWEST_ROUNDS = 6
-# What conversions alone are seen to cost may be more than what they cost in a subgraph.
+# Conversions measured alone may cost more than inside a subgraph.
 _LEAST_INSIDE = 0.05
 _MUCH_UNTOLD = 0.7
 _NOT_IN_NAMES = re.compile(r"\W+")
@@ -71,19 +71,19 @@ _NOT_IN_NAMES = re.compile(r"\W+")
 
 @dataclass
 class SubgraphProfiler:
-    """Times subgraphs of a model until all are known, or somebody has had enough.
+    """Times subgraphs of a model until all are known, or the run ends.
 
     Attributes:
         run: The run.
-        cache: What is known, and where times go.
-        inserter: Writes candidates of the whole model; ranges, dialect and quant type are taken
-            over.
-        planner: What can be quantized in the model.
-        index: The model, with the size of every tensor.
-        dims: Shapes of tensors as the model has them, open where it is.
-        ranges: Smallest and largest shapes of tensors, if they were given.
+        cache: Has known times, and stores new ones.
+        inserter: Writes candidates of the whole model; subgraphs use its ranges, dialect and quant
+            type.
+        planner: Knows what can be quantized in the model.
+        index: The model, with all shapes known.
+        dims: Shapes of tensors as in the model, including open dims.
+        ranges: Smallest and largest shapes of tensors, if given.
         benchmarks: Forms of subgraphs that were built and timed.
-        failed: Those that the engine refused.
+        failed: Number of forms that the engine refused.
     """
 
     run: TuningRun
@@ -105,11 +105,10 @@ class SubgraphProfiler:
 
         Args:
             subgraphs: All of them.
-            measure_float: Whether float forms are timed alone, too, where their time in the model
-                is known.
+            measure_float: Whether to also time float forms alone whose time in the model is known.
 
         Returns:
-            Why it ended, as the summary has it.
+            Why it ended, in the summary's terms.
         """
         cache, reporter = self.cache, self.run.reporter
         cache.describe({subgraph.key: self._details(subgraph) for subgraph in subgraphs})
@@ -144,8 +143,8 @@ class SubgraphProfiler:
 
         Args:
             subgraph: The subgraph.
-            values: What its inputs are in a run of the model.
-            float_ms: What it costs as float, if that need not be measured.
+            values: The values of its inputs in a run of the model.
+            float_ms: Its time in float, if that need not be measured.
         """
         name, content = f"subgraph_{subgraph.groups[0]:04d}", subgraph.content
         try:
@@ -213,7 +212,7 @@ class SubgraphProfiler:
         take_layers: Callable[[int, list[LayerTime]], None] | None = None,
         ranges: Mapping[str, Shapes] = MappingProxyType({}),
     ) -> list[Measurement]:
-        """Time files beside each other; they have shapes of their own, not the whole model's."""
+        """Time files against each other, with their own shapes instead of the whole model's."""
         worker, preset = self.run.engine, self.run.request.preset
         options = worker.options
         own = {**without_ranges(options.engine_options), **range_options(ranges)}
@@ -231,7 +230,7 @@ class SubgraphProfiler:
         return measured
 
     def _from_total(self, measured: Measurement, model: GraphIndex, content: Content) -> Borders:
-        """Without layers, what conversions cost alone is taken off the whole."""
+        """Without layers, subtract the cost of conversions, measured alone, from the total."""
         borders = Borders()
         for tensor, edge in ((t, e) for t in content.inputs for e in model.readers(t)):
             if edge.node and model.node[edge.node].op_type == QUANTIZE:
@@ -245,7 +244,7 @@ class SubgraphProfiler:
         return borders
 
     def _conversion_ms(self, tensor: str) -> float:
-        """Milliseconds of one direction: half of what both together add to a model."""
+        """Return the milliseconds of one direction: half of what both together add to a model."""
         kind = dtype, shape = self.index.dtype(tensor) or ir.DataType.FLOAT, self._size(tensor)
         if kind not in self._conversions:
             name = f"conversion_{dtype.name.lower()}_{'x'.join(map(str, shape))}"
@@ -265,7 +264,7 @@ class SubgraphProfiler:
         return self._conversions[kind]
 
     def _is_known(self, subgraph: Subgraph) -> bool:
-        """Whether an earlier run has timed a subgraph, with a time for each of its borders."""
+        """Whether an earlier run timed a subgraph, with a time for each of its borders."""
         times = self.cache.subgraphs.get(subgraph.key)
         borders = len(subgraph.content.inputs) + len(subgraph.content.outputs)
         return times is not None and all(
@@ -275,7 +274,7 @@ class SubgraphProfiler:
     def _with_values(
         self, subgraphs: Sequence[Subgraph]
     ) -> Iterator[tuple[Subgraph, dict[str, Array]]]:
-        """Subgraphs with what they read in a run, some at a time: memory is limited."""
+        """Yield subgraphs with the values they read in a run, some at a time to limit memory."""
         waiting = list(subgraphs)
         while waiting:
             part: list[Subgraph] = []
@@ -301,7 +300,7 @@ class SubgraphProfiler:
         return sum(self.cache.groups[number][1] for number in subgraph.groups)
 
     def _details(self, subgraph: Subgraph) -> dict[str, Any]:
-        """What people may want to know of a subgraph."""
+        """Return human-readable details of a subgraph."""
         shapes = self._shapes(subgraph.content.inputs)
         return {
             "groups": list(subgraph.groups),
@@ -318,7 +317,7 @@ class SubgraphProfiler:
         }
 
     def _told_ranges(self, subgraph: Subgraph) -> dict[str, Shapes]:
-        """Shapes of the subgraph's open inputs, if there is an engine that is told them."""
+        """Return shapes of the subgraph's open inputs, if the engine needs them."""
         is_told = registry.entry(self.run.request.engine).takes_shape_ranges
         return self._shapes(self._open_inputs(subgraph)) if is_told and self.ranges else {}
 
@@ -344,7 +343,7 @@ class SubgraphProfiler:
 def _conversion_model(
     dtype: ir.DataType, shape: tuple[int, ...], opset: int, quantized: ir.DataType | None
 ) -> ModelProto:
-    """A Relu; behind a conversion to a type and back, if there is one."""
+    """Build a model of one Relu, preceded by a conversion to a type and back if requested."""
     nodes = [make_node("Relu", ["x" if quantized is None else "back"], ["y"], name="last")]
     scales = []
     if quantized is not None:
@@ -363,9 +362,9 @@ def _conversion_model(
 
 
 def _add_untold(split: Mapping[int, Borders], measured: Sequence[Measurement]) -> None:
-    """Count what an engine's layers don't account for as work, if that is much of some form.
+    """Count time that an engine's layers don't account for as work, if it is a large part.
 
-    Seen: a Concat whose layers take no time, and which takes 0.12 ms alone.
+    A Concat was found whose layers take no time, but which takes 0.12 ms alone.
     """
     missing = {n: measured[n].latency_ms - each.total_ms for n, each in split.items()}
     if any(ms > _MUCH_UNTOLD * measured[n].latency_ms for n, ms in missing.items()):

@@ -1,4 +1,4 @@
-"""How thorough a run is, how it keeps time and reports steps, and what its budget has time for."""
+"""How thorough a run is, its timekeeping and progress reports, and what its budget allows."""
 
 from __future__ import annotations
 
@@ -21,44 +21,45 @@ from qdqtune.search.strategies._strategy import Effort, Limits
 _logger = logging.getLogger(__name__)
 
 SHOWN_EVERY_S = 2.0
-"""How often a long step is reported."""
+"""Interval at which a long step is reported."""
 TOLD_AHEAD_S = 2.0
-"""A step that takes longer is reported before it begins."""
+"""A step that takes longer than this is reported before it begins."""
 
-_RUNS_OF_A_BLOCK = 2  # of a slow model; a fast one has more
+_RUNS_OF_A_BLOCK = 2  # for a slow model; a fast one has more
 _NO_LIMIT_S = 3600.0
-# What one candidate's comparison may take of a budget: some twenty candidates are worth a search.
+# Fraction of a budget for one candidate's comparison: a search should have some twenty candidates.
 _PART_OF_BUDGET = {Effort.SCREEN: 0.02, Effort.CONFIRM: 0.04}
 _Number = TypeVar("_Number", int, float)
-# The runs of each model before a comparison begins.
+# Runs of each model before a comparison begins.
 _PILOT_RUNS = 4
-# The files that the last comparison has beside the baseline: the result and what it must beat.
+# Files in the last comparison besides the baseline: the result and its strongest rival.
 _FINALS = 2
-# What is reserved of the budget for the last comparison of each; it may take more that is left.
+# Fraction of the budget reserved for the last comparison of each; it may use more if time is left.
 _PART_FOR_FINAL = 0.1
-# What opening the files of the last comparison again may take: a part of what the run took so far,
-# but always this much; of a budget, no more than that part of it is reserved.
+# For opening the files of the last comparison again: a fraction of the run's time so far, but at
+# least this much; and the fraction of a budget that is reserved for it.
 _PART_FOR_REOPENING = 0.2
 _LEAST_FOR_REOPENING_S = 30.0
 _BUDGET_FOR_REOPENING = 0.1
-# What a repair of the accuracy may take of the budget.
+# Fraction of the budget for an accuracy repair.
 _PART_FOR_REPAIR = 0.25
-# What calibration may take of the time that is left beside a single candidate and the end.
+# Fraction for calibration of the time left after a single candidate and the end.
 _PART_FOR_CALIBRATION = 0.3
 _ROUNDED_UP = 1.15
 
 
 @dataclass(frozen=True)
 class Preset:
-    """What a name like ``quick`` stands for.
+    """The settings behind a name like ``quick``.
 
     Attributes:
         rounds: Blocks of each candidate, by effort.
-        seconds: Most seconds of timed runs per candidate, by effort: slow models get fewer blocks.
-        sweeps: How many fruitless steps the search takes before it stops.
-        benchmarks: Candidates, at most: a number, and as many more per group.
+        seconds: Maximum seconds of timed runs per candidate, by effort: slow models get fewer
+            blocks.
+        sweeps: Number of fruitless steps after which the search stops.
+        benchmarks: Maximum number of candidates: a constant, and an addition per group.
         final_s: Seconds for the last comparison.
-        assemblies: Candidates in subgraph mode, at most.
+        assemblies: Maximum number of candidates in subgraph mode.
     """
 
     rounds: Mapping[Effort, int]
@@ -71,16 +72,16 @@ class Preset:
     def limits(
         self, groups: int, patterns: int, most: int | None = None, schemes: int | None = None
     ) -> Limits:
-        """The limits for a search.
+        """Return the limits for a search.
 
-        Whoever asks for more schemes than the preset has wants a longer search, too: without
-        that, it would end where the preset's does.
+        A request for more schemes than the preset has also makes the search more persistent;
+        otherwise it would end where the preset's does.
 
         Args:
-            groups: How many there are to choose from.
-            patterns: How many patterns they belong to.
-            most: Candidates that the user allows; None is what `schemes` comes to.
-            schemes: Candidates that the user allows for each pattern; None is the preset's number.
+            groups: Number of groups to choose from.
+            patterns: Number of patterns they belong to.
+            most: The user's limit on candidates; None to use `schemes`.
+            schemes: The user's limit on candidates per pattern; None for the preset's number.
         """
         fixed, per_group = self.benchmarks
         allowed = fixed + round(per_group * groups)
@@ -91,10 +92,10 @@ class Preset:
         return Limits(sweeps=patience, benchmarks=by_schemes if most is None else most)
 
     def within(self, budget_s: float | None) -> Preset:
-        """The preset for a run that may take so long: no comparison may take much of it.
+        """Return the preset for a limited run, in which no comparison may take a large part.
 
         Args:
-            budget_s: Seconds for everything; None has no end.
+            budget_s: Seconds for everything; None for no limit.
         """
         if budget_s is None:
             return self
@@ -107,7 +108,7 @@ class Preset:
         )
 
     def with_runs(self, timing_runs: int) -> Preset:
-        """The preset with as many timed runs of a candidate, at least; more where it is close."""
+        """Return the preset with at least this many timed runs, and twice that to confirm."""
         rounds = max(FEWEST_ROUNDS, math.ceil(timing_runs / _RUNS_OF_A_BLOCK))
         return replace(
             self,
@@ -132,10 +133,10 @@ class ProgressReporter:
 
     Args:
         callbacks: Called with every event.
-        budget_s: Seconds that the run may take; None has no end.
+        budget_s: The budget of the run in seconds; None for no limit.
 
     Attributes:
-        workers: Processes whose time is not our own.
+        workers: Processes whose time doesn't count as our own.
     """
 
     def __init__(self, callbacks: Sequence[Callback], budget_s: float | None) -> None:
@@ -147,16 +148,16 @@ class ProgressReporter:
 
     @property
     def elapsed_s(self) -> float:
-        """Since the run began."""
+        """Seconds since the run began."""
         return time.monotonic() - self._start
 
     @property
     def left_s(self) -> float:
-        """What is left of the budget: below 0 if it is over, infinite without one."""
+        """Return the seconds left of the budget: negative if exceeded, infinite without one."""
         return math.inf if self._budget_s is None else self._budget_s - self.elapsed_s
 
     def search_begins(self) -> None:
-        """From here on, benchmarks tell how long the rest will take."""
+        """Mark the start of the search, from which on benchmarks predict the remaining time."""
         self._search_start = time.monotonic()
 
     def tell(
@@ -174,14 +175,14 @@ class ProgressReporter:
         """Report a step.
 
         Args:
-            stage: What the run is at.
+            stage: The current stage.
             message: What happened.
             benchmarks: Candidates timed so far.
-            known: Those that earlier runs had timed.
-            planned: Candidates that there will be.
-            speedup: Of the best so far.
-            rest_s: Seconds that what follows the search will take.
-            eta_s: Seconds left of a step that is no part of the search.
+            known: Candidates that earlier runs timed.
+            planned: Expected number of candidates.
+            speedup: Speedup of the best so far.
+            rest_s: Expected seconds of everything after the search.
+            eta_s: Seconds left of a step outside the search.
         """
         if self._search_start is not None and planned and benchmarks:
             each_s = (time.monotonic() - self._search_start) / benchmarks
@@ -195,14 +196,13 @@ class ProgressReporter:
             callback(event)
 
     def progress(self, stage: str) -> Callable[[str, int, int | None], None]:
-        """A function that reports how far a long step is, at most every few seconds.
+        """Return a function that reports the progress of a long step, at most every few seconds.
 
         Args:
-            stage: What the run is at.
+            stage: The current stage.
 
         Returns:
-            A function that takes what is being done, how much of it is done, and how much there
-            is, if that is known.
+            A function that takes the current action, the amount done, and the total, if known.
         """
         began: dict[str, float] = {}
         shown = time.monotonic()
@@ -221,7 +221,7 @@ class ProgressReporter:
         return show
 
     def seconds(self) -> Seconds:
-        """Where the time went so far."""
+        """Return how the time was spent so far."""
         total = self.elapsed_s
         return Seconds(
             total=total,
@@ -232,20 +232,20 @@ class ProgressReporter:
 
 
 class TimeBudget:
-    """Foresees how long the steps of a run take.
+    """Predicts how long the steps of a run take.
 
     Args:
-        left_s: Seconds that are left of the budget; infinite without one.
-        preset: How thorough to be.
+        left_s: Returns the seconds left of the budget; infinite without one.
+        preset: How thorough the run is.
         budget_s: The whole budget; None without one.
 
     Attributes:
         start_s: Seconds that the engine took to start.
-        write_s: Seconds that it took to write a candidate, and what comes with it.
-        accuracy_s: The longest that a measurement of accuracy of each kind took so far.
-        ranges: In how many ways ranges were found: the result is evaluated with each.
-        evaluated: Samples that it is evaluated on.
-        repair_s: Seconds that the accuracy of the best so far takes to be repaired.
+        write_s: Seconds that it took to write a candidate and everything with it.
+        accuracy_s: The longest accuracy measurement of each kind so far.
+        ranges: Number of range methods: the result is evaluated with each.
+        evaluated: Number of samples that it is evaluated on.
+        repair_s: Expected seconds of an accuracy repair of the best so far.
     """
 
     def __init__(self, left_s: Callable[[], float], preset: Preset, budget_s: float | None) -> None:
@@ -263,52 +263,52 @@ class TimeBudget:
         self._slower = 1.0
 
     def saw_baseline(self, build_s: float, latency_ms: float) -> None:
-        """Take in what the float model takes to be built, and to run: 0 if it is not really run."""
+        """Record the build time and latency of the float model; 0 if it isn't really run."""
         self._build_s = max(self._build_s, build_s)
         self._latency_s = latency_ms / 1000.0
 
     def saw_accuracy(self, measure: str, seconds: float) -> None:
-        """Take in what a measurement of accuracy of some kind took."""
+        """Record the duration of an accuracy measurement of some kind."""
         self.accuracy_s[measure] = max(seconds, self.accuracy_s.get(measure, 0.0))
 
     def saw_trial(self, candidates: int, effort: Effort, seconds: float) -> None:
-        """Take in what a comparison took; what comes is expected to be as slow."""
+        """Record the duration of a comparison; later ones are expected to be as slow."""
         expected_s = self._comparison_s(candidates, effort)
         self._slower = max(1.0, seconds / expected_s) if expected_s else 1.0
 
     def trial_s(self, candidates: int, effort: Effort) -> float:
-        """What it takes to build candidates and compare them with a reference."""
+        """Return the expected seconds for building and comparing candidates with a reference."""
         return self._slower * self._comparison_s(candidates, effort)
 
     def fitting(self, candidates: int, effort: Effort, *, least: bool = False) -> int:
-        """How many of these candidates can be compared, with enough time left for the end.
+        """Return how many of these candidates can be compared, with enough time left for the end.
 
         Args:
-            candidates: How many are wanted.
-            effort: How thoroughly.
-            least: Whether the shortest end will do.
+            candidates: Number of candidates wanted.
+            effort: The effort of the comparison.
+            least: Whether the shortest possible end is sufficient.
         """
         room_s = self.left_s() - self.end_s(least=least)
         counts = range(candidates, 0, -1)
         return next((n for n in counts if self.trial_s(n, effort) <= room_s), 0)
 
     def has_time_for(self, seconds: float) -> bool:
-        """Whether something else can be done before the candidates and the end."""
+        """Whether there is time for something else before a candidate and the end."""
         return seconds + self.trial_s(1, Effort.CONFIRM) + self.end_s() <= self.left_s()
 
     @property
     def least_s(self) -> float:
-        """What a single candidate and the end take, as far as that is known."""
+        """Expected seconds of a single candidate and the end, as far as known."""
         return self.trial_s(1, Effort.CONFIRM) + self.end_s(least=True)
 
     def needed(self, elapsed_s: float, also_s: float = 0.0) -> str:
-        """Says how long a budget has to be for a single candidate.
+        """Describe how long a budget must be for a single candidate.
 
         Args:
-            elapsed_s: What the run took so far.
-            also_s: Seconds that are needed before the candidate.
+            elapsed_s: Seconds that the run has taken so far.
+            also_s: Seconds needed before the candidate.
         """
-        # What was foreseen is rounded up, so that a run with it is not too short again.
+        # The estimate is rounded up, so that a run with it is not too short again.
         needed_s = math.ceil(_ROUNDED_UP * (elapsed_s + also_s + self.least_s))
         return (
             f"--budget {self._budget_s or 0.0:g}s is too short for this model: timing the baseline "
@@ -317,16 +317,16 @@ class TimeBudget:
 
     @property
     def calibration_s(self) -> float:
-        """What calibration may take, so that there is time to search for something."""
+        """Time limit for calibration that leaves time for a search."""
         return _PART_FOR_CALIBRATION * (self.left_s() - self.least_s)
 
     def end_s(self, *, least: bool = False) -> float:
-        """What evaluating, writing and timing the result will take.
+        """Return the expected seconds for evaluating, writing and timing the result.
 
         Args:
-            least: The least that it can do with: no repair, and the shortest last comparison.
+            least: Whether to return the minimum: no repair, and the shortest last comparison.
         """
-        # Writing happens for the result, for the staged copy, and for how it grew together.
+        # Three writes: the result, the staged copy, and the intermediate models.
         evaluated_s = self.evaluation_s * self.ranges + self.accuracy_s.get(METRIC, 0.0)
         fixed_s = evaluated_s + self._last_builds_s(_FINALS) + 3 * self.write_s
         if least:
@@ -339,16 +339,16 @@ class TimeBudget:
 
     @property
     def evaluation_s(self) -> float:
-        """What it takes to compare the outputs of a candidate with the float model's."""
+        """Expected seconds for comparing the outputs of a candidate with the float model's."""
         if SQNR in self.accuracy_s:
             return self.accuracy_s[SQNR]
-        return 2 * (self._build_s + self.evaluated * self._latency_s)  # the float model's, too
+        return 2 * (self._build_s + self.evaluated * self._latency_s)  # includes the float model
 
     def foresee_repair(self, parts: int) -> None:
-        """Reserve time for leaving float what is not accurate enough.
+        """Reserve time for an accuracy repair.
 
         Args:
-            parts: Of how many parts the choice is.
+            parts: Number of parts of the choice.
         """
         steps = math.ceil(math.log2(parts + 1))
         check_s = self.evaluation_s + self.accuracy_s.get(METRIC, 0.0)
@@ -357,12 +357,12 @@ class TimeBudget:
             self.repair_s = min(parts * self.evaluation_s + steps * check_s, most_s)
 
     def repair_left_s(self) -> float:
-        """What a repair may still take, so that its result can be timed."""
+        """Return the seconds that a repair may still take, so that its result can be timed."""
         last_s = self._last_builds_s(_FINALS) + self._shortest_s(_FINALS) + 3 * self.write_s
         return self.left_s() - last_s
 
     def final_s(self, files: int) -> float:
-        """Seconds for the last comparison, per file: what is left, up to the preset's own."""
+        """Return the seconds for the last comparison, per file: those left, up to the preset's."""
         left_s = self.left_s() - self._last_builds_s(files) - 2 * self.write_s
         if self._budget_s is not None:
             reserved_s = min(_BUDGET_FOR_REOPENING * self._budget_s, left_s / 2)
@@ -370,18 +370,18 @@ class TimeBudget:
         return max(0.0, min(self._preset.final_s, left_s / files))
 
     def reopening_s(self, files: int, spent_s: float) -> float:
-        """Seconds that opening the files of the last comparison again may take, all in all.
+        """Return the total seconds that opening the files of the last comparison again may take.
 
         Args:
-            files: How many there are beside the baseline.
-            spent_s: What the run took so far.
+            files: Number of files besides the baseline.
+            spent_s: Seconds that the run has taken so far.
         """
         wanted_s = max(_LEAST_FOR_REOPENING_S, _PART_FOR_REOPENING * spent_s)
         left_s = self.left_s() - self._last_builds_s(files) - 2 * self.write_s
         return max(0.0, min(wanted_s, left_s - files * self.final_s(files)))
 
     def _all_reopening_s(self, files: int) -> float:
-        """What it takes to open the files as often as is wanted, beside the first time."""
+        """Return the seconds for opening the files as often as desired, besides the first time."""
         return (MOST_OPENINGS - 1) * (self._last_builds_s(files) + _PILOT_RUNS * self._latency_s)
 
     def _last_builds_s(self, files: int) -> float:
@@ -394,7 +394,7 @@ class TimeBudget:
         return models * self._build_s + max(timing_s, self._shortest_s(candidates))
 
     def _shortest_s(self, candidates: int) -> float:
-        """What the fewest rounds take that say anything."""
+        """Return the seconds for the fewest rounds that allow a conclusion."""
         pilot_s = _PILOT_RUNS * self._latency_s
         return (1 + candidates) * (FEWEST_ROUNDS * self._block_s + pilot_s)
 

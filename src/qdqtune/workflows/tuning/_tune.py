@@ -1,4 +1,4 @@
-"""`tune`: a run from the model to the file that is handed over, faster or unchanged."""
+"""`tune`: a run from the model to the returned file, faster or unchanged."""
 
 from __future__ import annotations
 
@@ -72,15 +72,15 @@ _EVALUATE_EXAMPLE = "(path): return accuracy"
 @configured(TuneConfig)
 @on_file
 def tune(model: Path, config: TuneConfig) -> TuneResult:
-    """Find the fastest correct placement of Q/DQ for a model on an engine, and write it.
+    """Find the fastest accurate placement of Q/DQ for a model on an engine, and write it.
 
-    The same call on the same folder resumes an earlier one that was stopped, however it was.
-    Ctrl-C ends the search; the best model so far is finished and written.
+    The same call on the same folder resumes an earlier one, however that was stopped. Ctrl-C ends
+    the search; the best model so far is finished and written.
 
     Args:
-        model: A path, a proto or an `onnx_ir.Model`. One with Q/DQ is taken apart first; its own
-            placement is then where the search begins, and the file is what has to be beaten.
-        config: What is asked for; any of its fields can be given as a keyword instead.
+        model: A path, a proto or an `onnx_ir.Model`. If it has Q/DQ, these are removed first; the
+            search starts from its own placement, and the file is the baseline to beat.
+        config: The settings; any of its fields can be given as a keyword instead.
 
     Raises:
         QdqtuneError: For any error that the user can act on.
@@ -88,7 +88,7 @@ def tune(model: Path, config: TuneConfig) -> TuneResult:
     reporter = ProgressReporter(config.callbacks, config.budget_s)
     request = _request(model, config)
     require_reference()
-    if model_bytes(request.model) > _LARGE_BYTES:  # else a mistake is told without ado
+    if model_bytes(request.model) > _LARGE_BYTES:  # smaller ones load quickly
         reporter.tell("model", f"reading {request.model.name}")
     source = _source(request)
     _check_comparable(request, source)
@@ -116,7 +116,7 @@ def tune(model: Path, config: TuneConfig) -> TuneResult:
 
 
 def _tuned(run: TuningRun, baseline: Baseline) -> RunResult:
-    """All stages between the baseline and the commit."""
+    """Run all stages between the baseline and the commit."""
     if baseline.reason:
         final = Finalized(baseline.reason, earlier=run.earlier)
         outcome = SearchOutcome(stopped=baseline.stopped)
@@ -138,7 +138,7 @@ def _tuned(run: TuningRun, baseline: Baseline) -> RunResult:
         finalists = Finalists(run, problem.space, accuracy)
         outcome = search(baseline, evaluator, finalists)
         with defer_interrupts(is_over=outcome.stopped == INTERRUPTED):
-            # Checking and repairing may take long; what was measured is not to wait for it.
+            # Checks and repairs may take long; measurements should be saved before them.
             evaluator.take_snapshot(evaluator.candidate_of(outcome.state), baseline.latency_ms)
             final = Finalizer(run, finalists, evaluator, baseline).finalize(outcome)
     result = RunResult(run, baseline, final, outcome, calibration, evaluator)
@@ -147,7 +147,7 @@ def _tuned(run: TuningRun, baseline: Baseline) -> RunResult:
 
 
 def _handed_over(evaluator: CandidateEvaluator, final: Finalized) -> Candidate:
-    """The candidate that is handed over, with the gain of the last comparison."""
+    """Return the candidate that becomes the result, with its gain in the last comparison."""
     if final.keeps_earlier and final.earlier is not None:
         earlier = final.earlier
         return evaluator.shipped(earlier.placement, math.log(earlier.summary.speedup))
@@ -204,7 +204,7 @@ def plan_tune(model: Path, config: TuneConfig) -> TunePlan:
 
 
 def _request(model: Path, config: TuneConfig) -> TuneRequest:
-    """Look up what a config refers to."""
+    """Resolve everything that a config refers to."""
     engine = registry.resolve(config.engine, config.engine_options)
     takes_ranges = registry.entry(engine).takes_shape_ranges or config.workflow == SUBGRAPH
     for name in ("min_shapes", "max_shapes"):
@@ -215,7 +215,7 @@ def _request(model: Path, config: TuneConfig) -> TuneRequest:
                 f"Add --workflow {SUBGRAPH} (workflow={SUBGRAPH!r}), or leave --{name} out.",
             )
     if config.graph_json is not None:
-        read_layer_info(Path(config.graph_json))  # before anything is done
+        read_layer_info(Path(config.graph_json))  # fail before anything is done
     check_strategy(config.strategy, config.workflow)
     preset = PRESETS[config.preset].within(config.budget_s)
     runs = config.timing_runs
@@ -241,7 +241,7 @@ def _source(request: TuneRequest) -> Source:
 
 
 def _samples(request: TuneRequest, source: Source) -> tuple[SampleProvider, SessionOptions]:
-    """What the model is fed with, and the engine's options with the ranges of its shapes."""
+    """Return the provider of inputs, and the engine's options with the ranges of shapes."""
     config, options = request.config, request.options
     least, most = request_of(config.min_shapes), request_of(config.max_shapes)
     timed = timed_request(source.model, config.input_request, least, most)
@@ -259,7 +259,7 @@ def _samples(request: TuneRequest, source: Source) -> tuple[SampleProvider, Sess
 
 
 def _check_comparable(request: TuneRequest, source: Source) -> None:
-    """Refuse a limit at once that could not be checked at the end."""
+    """Refuse at once a limit that could not be checked at the end."""
     least_db = request.config.min_sqnr_db
     if least_db is None:
         return
@@ -296,15 +296,15 @@ _OF_SUBGRAPHS = (names.RAW, names.SUBGRAPH_CACHE)
 
 @dataclass(frozen=True)
 class RunResult:
-    """What the stages of a run returned; those that it did not come to have their defaults.
+    """The values that the stages of a run returned; skipped stages have their defaults.
 
     Attributes:
         run: The run.
-        baseline: What had to be beaten.
-        final: What is handed over.
-        outcome: What the search came to.
+        baseline: The model to beat.
+        final: The result.
+        outcome: The outcome of the search.
         calibration: What can be quantized, and ranges.
-        evaluator: What was searched in, and measured.
+        evaluator: Has the search problem, and the measurements.
     """
 
     run: TuningRun
@@ -321,22 +321,22 @@ class RunResult:
 
     @property
     def conditions(self) -> Mapping[str, Any]:
-        """What a result had to satisfy, as far as that was found out."""
+        """The conditions on a result, as far as they were determined."""
         return self.calibration.conditions if self.calibration is not None else {}
 
     @property
     def baseline_ms(self) -> float:
-        """Latency of the model as given, as the last comparison saw it."""
+        """Latency of the original model in the last comparison."""
         timed = self.final.timed
         return timed.baseline_ms if timed is not None else self.baseline.latency_ms
 
 
 def summarize(result: RunResult, model: Path) -> Summary:
-    """The run in numbers, but for the files that it wrote.
+    """Summarize the run, except for the files that it wrote.
 
     Args:
-        result: What the stages returned.
-        model: The file that is handed over, as it lies now.
+        result: The values that the stages returned.
+        model: The file of the result in its current place.
     """
     run, final, outcome, journal = result.run, result.final, result.outcome, result.run.journal
     request, form, shipped = run.request, run.form, final.shipped
@@ -415,7 +415,7 @@ def _metrics(of_float: float | None, of_final: float | None) -> dict[str, float]
 
 
 def commit(result: RunResult) -> TuneResult:
-    """Write what the run came to, or keep what an earlier one did.
+    """Write the result of the run, or keep an earlier one.
 
     Raises:
         OutputError: If it can't be written.
@@ -442,7 +442,7 @@ def commit(result: RunResult) -> TuneResult:
 
 
 def _write_result(result: RunResult) -> Summary:
-    """Stage all that belongs together, and hand it over at once."""
+    """Stage all files of the result, and put them in place at once."""
     folder, request, shipped = result.run.folder, result.run.request, result.final.shipped
     if shipped is None:
         folder.copy_model(request.file, folder.staging() / names.FINAL)
