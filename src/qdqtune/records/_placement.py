@@ -35,19 +35,14 @@ class Edge(NamedTuple):
 class Placement:
     """What is quantized in one model, by its names: positions of Q/DQ pairs, and dynamic ops.
 
-    <<<<<<< HEAD
-        An edge lets that one reader see the quantized value. An output lets every reader of the tensor
-        see it. The effective placement is the union of both. A dynamic op multiplies integers without
-        any pair: its weight is stored quantized, and the scale of its input is computed at run time.
-    =======
-        With an edge, only that reader sees the quantized value. With an output, every reader of the
-        tensor does. The effective placement is the union of both.
-    >>>>>>> f95e2bbf1d39ce596dffddca6e96559183ee3477
+    With an edge, only that reader sees the quantized value. With an output, every reader of the
+    tensor does. The effective placement is the union of both. A dynamic op multiplies integers
+    without any pair: its weight is stored quantized, and its input gets a scale at run time.
 
-        Attributes:
-            edges: Readers that see a quantized value.
-            outputs: Tensors that are quantized right after their producer.
-            dynamic: Names of the dynamic ops.
+    Attributes:
+        edges: Readers that see a quantized value.
+        outputs: Tensors that are quantized right after their producer.
+        dynamic: Names of the dynamic ops.
     """
 
     edges: frozenset[Edge] = frozenset()
