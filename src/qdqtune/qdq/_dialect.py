@@ -102,6 +102,8 @@ class Dialect:
         weights_only: Ops that may gain if nothing but their weights is quantized.
         activations_only: Ops whose weights the engine quantizes by itself if all else is.
         dynamic: Ops with an integer kernel that computes the scale of its input at run time.
+        unfused_sums: Whether an Add before a layer normalization may gain as a Sum, which the
+            engine does not fuse with it.
     """
 
     name: str
@@ -117,6 +119,7 @@ class Dialect:
     weights_only: frozenset[str] = frozenset()
     activations_only: frozenset[str] = frozenset()
     dynamic: frozenset[str] = frozenset()
+    unfused_sums: bool = False
 
     @property
     def asks_for_shapes(self) -> bool:

@@ -19,7 +19,7 @@ from onnx.helper import make_attribute, make_node
 from qdqtune._version import __version__
 from qdqtune.graph._fingerprint import tensor_digest
 from qdqtune.graph._index import FreeNames, value_names
-from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE
+from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE, is_op
 from qdqtune.graph._prepared_model import PreparedModel, constant_part, node_part
 from qdqtune.graph._weights import values_of
 from qdqtune.qdq._dialect import Dialect
@@ -30,6 +30,8 @@ from qdqtune.records._errors import UsageError
 from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import Ranges
 
+#: Marks a Sum that is an Add in the float model.
+UNFUSED_ADD = "from Add"
 #: Says which tensor a DequantizeLinear stands for where its name doesn't.
 COPY_OF = "dequantizes "
 
@@ -119,6 +121,8 @@ class Inserter:
             weights[self._dynamic.key(name)] = self._dynamic.constants(name)
         before: list[_SerializedPair] = []
         behind: dict[str, list[_SerializedPair]] = defaultdict(list)
+        for name in placement.unfused:
+            rewiring.keep_apart(name)
         for pair in self.encoder.pairs(edges):
             serialized = self._serialized_pair(pair)
             rewiring.add(pair, serialized)
@@ -223,6 +227,17 @@ class _Rewiring:
                 self._copy(edge.node).input[edge.position] = serialized.output
         if any(not edge.node for edge in pair.edges):
             self._quantize_graph_output(pair, serialized)
+
+    def keep_apart(self, name: str) -> None:
+        """Write an Add as a Sum, which is the same, but not fused with what reads it."""
+        node = self._index.node.get(name)
+        if not is_op(node, "Add"):
+            raise UsageError(
+                f"The placement has the unfused op {name!r}, which is not an Add of this model.",
+                "Is it a placement of another model?",
+            )
+        self._copy(name).op_type = "Sum"
+        self._copy(name).doc_string = UNFUSED_ADD
 
     def _copy(self, name: str) -> onnx.NodeProto:
         """A copy of a node that may be changed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -125,6 +126,15 @@ def why_not_dynamic(index: GraphIndex, dialect: Dialect, node: ir.Node) -> str:
     return ""
 
 
+def is_fused_with_norm(dialect: Dialect, node: ir.Node) -> bool:
+    """Whether the engine fuses an Add with the layer normalization that reads it, to its loss."""
+    if not dialect.unfused_sums or not is_op(node, "Add"):
+        return False
+    readers = [user for user, _ in node.outputs[0].uses()]
+    is_written_out = {"ReduceMean", "Sub"} <= {each.op_type for each in readers}
+    return is_written_out or any(is_op(each, "LayerNormalization") for each in readers)
+
+
 def _why_no_rule(dialect: Dialect, node: ir.Node) -> str:
     if has_body(node):
         return f"ops in the bodies of {node.op_type} are not quantized"
@@ -218,19 +228,18 @@ def canonical(index: GraphIndex, placement: Placement) -> Placement:
         for tensor in tensors
         if not index.is_constant(tensor) and edges.issuperset(index.readers(tensor))
     )
-    return Placement(edges, frozenset(full), placement.dynamic)
+    return replace(placement, edges=edges, outputs=frozenset(full))
 
 
 def merge(placements: Iterable[Placement]) -> Placement:
     """The union of many placements."""
-    edges: set[Edge] = set()
-    outputs: set[str] = set()
-    dynamic: set[str] = set()
-    for placement in placements:
-        edges |= placement.edges
-        outputs |= placement.outputs
-        dynamic |= placement.dynamic
-    return Placement(frozenset(edges), frozenset(outputs), frozenset(dynamic))
+    every = list(placements)
+    return Placement(
+        frozenset[Edge]().union(*(each.edges for each in every)),
+        frozenset[str]().union(*(each.outputs for each in every)),
+        frozenset[str]().union(*(each.dynamic for each in every)),
+        frozenset[str]().union(*(each.unfused for each in every)),
+    )
 
 
 def unit_outputs(index: GraphIndex, dialect: Dialect, node: ir.Node) -> list[str]:

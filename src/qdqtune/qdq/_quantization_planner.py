@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
@@ -19,6 +19,7 @@ from qdqtune.qdq._dialect import Dialect, Output
 from qdqtune.qdq._op_units import (
     canonical,
     close,
+    is_fused_with_norm,
     merge,
     operands,
     passes_values_through,
@@ -133,6 +134,7 @@ class QuantizationPlanner:
         units: What each of both needs.
         left_float: Node name to the reason why it can't be quantized.
         dynamic: Names of ops whose input can be quantized at run time, in the graph's order.
+        unfused: Names of ops that the engine can be kept from fusing, in the graph's order.
         shared: What ops only move.
     """
 
@@ -158,6 +160,9 @@ class QuantizationPlanner:
             for node in index.nodes
             if node.op_type in dialect.dynamic and not why_not_dynamic(index, dialect, node)
         )
+        self.unfused = tuple(
+            node.name or "" for node in index.nodes if is_fused_with_norm(dialect, node)
+        )
         self.shared = SharedEncodings(index, dialect)
 
     def placement(
@@ -167,6 +172,7 @@ class QuantizationPlanner:
         quantized_before: Collection[str] = (),
         float_weights: Collection[str] = (),
         dynamic: Collection[str] = (),
+        unfused: Collection[str] = (),
     ) -> Placement:
         """The places that quantize these ops, in canonical form.
 
@@ -177,6 +183,7 @@ class QuantizationPlanner:
                 only move values follow.
             float_weights: Ops among them whose weights are left float, for the engine to quantize.
             dynamic: Ops whose input is quantized at run time, unless they are among the others.
+            unfused: Ops that are kept from being fused, unless they are among the others.
         """
         wanted = frozenset(names)
         at_run_time = frozenset(dynamic).intersection(self.dynamic) - wanted
@@ -197,7 +204,8 @@ class QuantizationPlanner:
             self._propagate_dq(wanted, edges, outputs)
         stored = frozenset(weights_only) - at_run_time
         edges.update(edge for name in stored for edge in self.weight_edges(name))
-        whole = Placement(frozenset(edges), frozenset(outputs), at_run_time)
+        apart = frozenset(unfused).intersection(self.unfused) - wanted
+        whole = Placement(frozenset(edges), frozenset(outputs), at_run_time, apart)
         return canonical(self.index, whole)
 
     @property
@@ -352,7 +360,7 @@ def _shared(index: GraphIndex, placement: Placement) -> Placement:
     """Let every node that reads a quantized activation read the quantized value."""
     activations = {edge.tensor for edge in placement.edges if not index.is_constant(edge.tensor)}
     readers = (edge for tensor in activations for edge in index.readers(tensor) if edge.node)
-    return Placement(placement.edges.union(readers), placement.outputs, placement.dynamic)
+    return replace(placement, edges=placement.edges.union(readers))
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
@@ -410,7 +418,12 @@ def translate(
         whole = QuantizationPlanner(index, dialect, quant_type).placement(units)
     else:
         whole = merge(units.values())
-    whole = Placement(whole.edges, whole.outputs, frozenset(dynamic))
+    unfused = (
+        name
+        for name in placement.unfused.difference(units)
+        if name in index.node and is_fused_with_norm(dialect, index.node[name])
+    )
+    whole = replace(whole, dynamic=frozenset(dynamic), unfused=frozenset(unfused))
     return Selection(whole, (*units, *sorted(dynamic)), left_float)
 
 

@@ -24,7 +24,7 @@ from qdqtune.graph._op_classes import (
 )
 from qdqtune.qdq._dynamic import DynamicOp, find_dynamic_ops
 from qdqtune.qdq._encoding import ReadEncoding, dequantize, wider
-from qdqtune.qdq._insert import COPY_OF
+from qdqtune.qdq._insert import COPY_OF, UNFUSED_ADD
 from qdqtune.qdq._op_units import canonical
 from qdqtune.records._errors import ModelError
 from qdqtune.records._placement import Edge, Placement
@@ -82,6 +82,7 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
     stripper = _Stripper(model, weights_from, foreign=not own)
     for op in list(find_dynamic_ops(model.graph)):
         stripper.make_static(op)
+    stripper.fuse_again()
     for node in list(model.graph):
         if is_op(node, DEQUANTIZE):
             stripper.take_out(node)
@@ -112,6 +113,7 @@ class _Stripper:
         self._names = FreeNames(value_names(model))
         self._pairs = 0
         self._dynamic: list[ir.Node] = []
+        self._unfused: list[ir.Node] = []
 
     def make_static(self, op: DynamicOp) -> None:
         """Put the float op back in the place of a dynamic one."""
@@ -134,6 +136,13 @@ class _Stripper:
         self._removed += op.nodes
         self._encodings.append((weight, encoding))
         self._dynamic.append(node)
+
+    def fuse_again(self) -> None:
+        """Make an Add of each Sum that was one."""
+        for node in self._graph:
+            if is_op(node, "Sum") and node.doc_string == UNFUSED_ADD:
+                node.op_type, node.doc_string = "Add", None
+                self._unfused.append(node)
 
     def take_out(self, node: ir.Node) -> None:
         encoding = _encoding_of(node)
@@ -302,8 +311,11 @@ class _Stripper:
 
     def reading(self) -> ReadResult:
         edges = frozenset(Edge(value.name or "", node, index) for value, node, index in self._edges)
-        dynamic = frozenset(node.name or "" for node in self._dynamic)
-        placement = canonical(GraphIndex(self._model), Placement(edges, dynamic=dynamic))
+        dynamic, unfused = (
+            frozenset(node.name or "" for node in nodes) for nodes in (self._dynamic, self._unfused)
+        )
+        whole = Placement(edges, dynamic=dynamic, unfused=unfused)
+        placement = canonical(GraphIndex(self._model), whole)
         encodings: dict[str, ReadEncoding] = {}
         for value, encoding in self._encodings:
             name = value.name or ""

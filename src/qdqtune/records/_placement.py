@@ -12,7 +12,7 @@ from qdqtune.records._errors import LimitError, UsageError
 from qdqtune.records._untrusted_files import SCHEMAS, parse_json, versioned
 
 _DIGEST_BYTES = 16
-# The first schema, which has no dynamic ops; a placement without any is still written in it.
+# The first schema, which has edges and outputs only; what needs no more is still written in it.
 _STATIC_SCHEMA = 1
 _MADE_BY = "Such files are made by `qdqtune insert … --save_placement FILE`."
 
@@ -37,17 +37,20 @@ class Placement:
 
     With an edge, only that reader sees the quantized value. With an output, every reader of the
     tensor does. The effective placement is the union of both. A dynamic op multiplies integers
-    without any pair: its weight is stored quantized, and its input gets a scale at run time.
+    without any pair: its weight is stored quantized, and its input gets a scale at run time. An
+    unfused op stays float, but is written so that the engine runs it as a kernel of its own.
 
     Attributes:
         edges: Readers that see a quantized value.
         outputs: Tensors that are quantized right after their producer.
         dynamic: Names of the dynamic ops.
+        unfused: Names of the unfused ops.
     """
 
     edges: frozenset[Edge] = frozenset()
     outputs: frozenset[str] = frozenset()
     dynamic: frozenset[str] = frozenset()
+    unfused: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -55,17 +58,22 @@ class Placement:
         edges: Iterable[Edge | tuple[str, str, int]] = (),
         outputs: Iterable[str] = (),
         dynamic: Iterable[str] = (),
+        unfused: Iterable[str] = (),
     ) -> Placement:
         """Build a placement from any iterables."""
-        return cls(frozenset(Edge(*edge) for edge in edges), frozenset(outputs), frozenset(dynamic))
+        places = frozenset(Edge(*edge) for edge in edges)
+        return cls(places, *map(frozenset, (outputs, dynamic, unfused)))
 
     def __or__(self, other: Placement) -> Placement:
         return Placement(
-            self.edges | other.edges, self.outputs | other.outputs, self.dynamic | other.dynamic
+            self.edges | other.edges,
+            self.outputs | other.outputs,
+            self.dynamic | other.dynamic,
+            self.unfused | other.unfused,
         )
 
     def __bool__(self) -> bool:
-        return bool(self.edges or self.outputs or self.dynamic)
+        return bool(self.edges or self.outputs or self.dynamic or self.unfused)
 
     @property
     def tensors(self) -> frozenset[str]:
@@ -85,13 +93,13 @@ class Placement:
         """
         body: dict[str, object] = {
             "kind": "placement",
-            "schema": SCHEMAS["placement"] if self.dynamic else _STATIC_SCHEMA,
+            "schema": SCHEMAS["placement"] if self.dynamic or self.unfused else _STATIC_SCHEMA,
             "model": model_fingerprint,
             "outputs": sorted(self.outputs),
             "edges": [list(edge) for edge in sorted(self.edges)],
         }
-        if self.dynamic:
-            body["dynamic"] = sorted(self.dynamic)
+        if self.dynamic or self.unfused:
+            body |= {"dynamic": sorted(self.dynamic), "unfused": sorted(self.unfused)}
         return json.dumps(body, indent=1) + "\n"
 
     @classmethod
@@ -111,7 +119,7 @@ class Placement:
             raise
         except ValueError as error:
             raise UsageError(f"{source} is not a placement file: {error}.", _MADE_BY) from None
-        edges, outputs = body.get("edges", []), body.get("outputs", [])
+        edges = body.get("edges", [])
         if not isinstance(edges, list):
             raise UsageError(f'{source}: "edges" must be a list.', _MADE_BY)
         for edge in edges:
@@ -120,8 +128,10 @@ class Placement:
                     f"{source}: {edge!r} is not an edge.",
                     "An edge is [tensor name, reader's node name, input index].",
                 )
-        dynamic = body.get("dynamic", [])
-        for field, names, kind in (("outputs", outputs, "tensor"), ("dynamic", dynamic, "node")):
-            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-                raise UsageError(f'{source}: "{field}" must be a list of {kind} names.', _MADE_BY)
-        return cls.of(edges, outputs, dynamic)
+        kinds = {"outputs": "tensor", "dynamic": "node", "unfused": "node"}
+        names = {field: body.get(field, []) for field in kinds}
+        for field, given in names.items():
+            if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+                what = f'"{field}" must be a list of {kinds[field]} names'
+                raise UsageError(f"{source}: {what}.", _MADE_BY)
+        return cls.of(edges, **names)

@@ -36,6 +36,17 @@ class Form(Enum):
     WEIGHTS = "weights only"
     ACTIVATIONS = "activations only"
     DYNAMIC = "dynamic"
+    UNFUSED = "unfused"
+
+    @property
+    def needs_ranges(self) -> bool:
+        """Whether activations are quantized with scales that calibration found."""
+        return self in (Form.WHOLE, Form.ACTIVATIONS)
+
+    @property
+    def reads_floats(self) -> bool:
+        """Whether the op's neighbours don't matter: it reads and writes floats."""
+        return self in (Form.DYNAMIC, Form.UNFUSED)
 
 
 @dataclass(frozen=True)
@@ -83,10 +94,10 @@ class Space:
         self._keys: dict[State, str] = {}
         self._closed: dict[State, State] = {}
         self._neighbours = self._find_neighbours()
-        self.dynamic = frozenset(
-            number for number, group in enumerate(self.groups) if group.form is Form.DYNAMIC
+        self.other_forms = frozenset(
+            number for number, group in enumerate(self.groups) if group.form.reads_floats
         )
-        self._rivals = self._find_rivals() if self.dynamic else {}
+        self._rivals = self._find_rivals() if self.other_forms else {}
 
     @property
     def patterns(self) -> dict[str, list[int]]:
@@ -96,20 +107,28 @@ class Space:
     def by(self, key: Callable[[Group], str]) -> dict[str, list[int]]:
         """The groups with each value of a key, in order of first appearance.
 
-        Dynamic groups are not mixed with others: of an op, only one form is chosen.
+        Dynamic and unfused groups are not mixed with others: of an op, only one form is chosen.
         """
         found: dict[str, list[int]] = {}
         for number, group in enumerate(self.groups):
             value = key(group)
-            if number in self.dynamic:
-                value = f"{value} {Form.DYNAMIC.value}"
+            if number in self.other_forms:
+                value = f"{value} {group.form.value}"
             found.setdefault(value, []).append(number)
         return found
 
     @property
     def everything(self) -> State:
-        """Every group; what could also be dynamic is not."""
-        return frozenset(range(len(self.groups))) - self.dynamic
+        """Every group; what could also be dynamic or unfused is not."""
+        return frozenset(range(len(self.groups))) - self.other_forms
+
+    def in_form(self, form: Form) -> State:
+        """The groups of one form."""
+        return frozenset(n for n, group in enumerate(self.groups) if group.form is form)
+
+    def needs_ranges(self, state: State) -> bool:
+        """Whether a choice depends on calibration."""
+        return any(self.groups[number].form.needs_ranges for number in state)
 
     def of_ops(self, op_types: Collection[str]) -> State:
         """The groups of these op types, and all that only move values; none is dynamic."""
@@ -120,7 +139,7 @@ class Space:
         )
 
     def switched(self, state: State, flip: State) -> State:
-        """A choice with some groups flipped; what becomes dynamic is nothing else any more."""
+        """A choice with some groups flipped; ops that get another form lose the one they had."""
         added = flip - state
         dropped = {rival for number in added for rival in self._rivals.get(number, ())} - added
         return (state ^ flip) - dropped
@@ -141,7 +160,7 @@ class Space:
             values: What each group is worth.
         """
         dropped = set()
-        for number in state & self.dynamic:
+        for number in sorted(state & self.other_forms):
             for rival in self._rivals[number] & state:
                 dropped.add(min(number, rival, key=lambda each: values[each]))
         return state - dropped
@@ -158,6 +177,7 @@ class Space:
                 names[Form.WEIGHTS],
                 float_weights=fed - whole,
                 dynamic=names[Form.DYNAMIC],
+                unfused=names[Form.UNFUSED],
             )
         return self._placements[state]
 
@@ -176,6 +196,8 @@ class Space:
             found[Form.ACTIVATIONS] = self.planner.fed(placement)
         if Form.DYNAMIC in self._forms:
             found[Form.DYNAMIC] = placement.dynamic
+        if Form.UNFUSED in self._forms:
+            found[Form.UNFUSED] = placement.unfused
         return frozenset(
             number
             for number, group in enumerate(self.groups)
@@ -213,8 +235,8 @@ class Space:
         touching: dict[str, set[int]] = {}
         index = self.planner.index
         for number, group in enumerate(self.groups):
-            if group.form is Form.DYNAMIC:
-                continue  # it reads and writes floats, whatever is around it
+            if group.form.reads_floats:
+                continue
             for name in group.nodes:
                 for tensor in filterfalse(index.is_constant, _tensors(index.node[name])):
                     touching.setdefault(wires.get(tensor, tensor), set()).add(number)
@@ -225,13 +247,13 @@ class Space:
         return neighbours
 
     def _find_rivals(self) -> dict[int, set[int]]:
-        """Groups of which one is dynamic that have ops in common."""
+        """Groups that have ops in common, one of them dynamic or unfused."""
         of_node: dict[str, set[int]] = {}
         for number, group in enumerate(self.groups):
             for name in group.nodes:
                 of_node.setdefault(name, set()).add(number)
         rivals: dict[int, set[int]] = {}
-        for number in self.dynamic:
+        for number in sorted(self.other_forms):
             near = set().union(*(of_node[name] for name in self.groups[number].nodes)) - {number}
             rivals[number] = near
             for other in near:
@@ -317,20 +339,23 @@ def group_ops(
     patterns = group_regions(regions, index)
     views = tuple(view_pattern(forms, index) for forms in patterns)
     found: list[tuple[int, Group]] = []
-    dynamic = frozenset(planner.dynamic)
+    possible = {
+        Form.WHOLE: planner.units.keys(),
+        Form.DYNAMIC: frozenset(planner.dynamic),
+        Form.UNFUSED: frozenset(planner.unfused),
+    }
     for view, forms in zip(views, patterns, strict=True):
         for role, places in enumerate(zip(*(form.nodes for form in forms), strict=True)):
             nodes = [index.nodes[place] for place in sorted(places)]
             signature = view.pattern.signature
-            forms_of = ((Form.WHOLE, planner.units), (Form.DYNAMIC, dynamic))
-            for form, possible in forms_of:
-                names = tuple(node.name or "" for node in nodes if node.name in possible)
+            for form, ops in possible.items():
+                names = tuple(node.name or "" for node in nodes if node.name in ops)
                 if names:
                     key = _group_key(index, nodes[0])
                     group = Group(signature, role, nodes[0].op_type, names, key, form)
                     found.append((index.position[names[0]], group))
-    # Those that are dynamic come last, so that numbers of others don't depend on them.
-    found.sort(key=lambda each: (each[1].form is Form.DYNAMIC, each[0]))
+    # Other forms come last, so that the numbers of what was always there don't depend on them.
+    found.sort(key=lambda each: (each[1].form.reads_floats, each[0]))
     cached: set[Edge] = set()
     cached_patterns = 0
     if cache is not None:

@@ -123,7 +123,7 @@ class LocalSearch(SteppedStrategy):
             new = [one for one in map(frozenset, sets.values()) if one not in seen]
             seen.update(new)
             found[name] = self._by_share(new)
-        every = self.space.everything | self.space.dynamic
+        every = self.space.everything | self.space.other_forms
         singles = [one for one in self._singles(every) if one not in seen]
         return {**found, "single ops": singles, **self._neighbourhoods(seen.union(singles))}
 

@@ -39,8 +39,10 @@ AS_GIVEN = "as given"
 """The seed with a quantized model's own placement."""
 ALL_DYNAMIC = "dynamic products"
 """The seed that makes every op dynamic that can be, and quantizes nothing else."""
+DYNAMIC_UNFUSED = "dynamic products, sums unfused"
+"""The same, with normalizations that the engine does not fuse with the sums before them."""
 DYNAMIC_PRODUCTS = "dynamic products and rules"
-"""The same, with the rules for all other ops."""
+"""Every op dynamic that can be, with the rules for all others."""
 PATTERN_CACHE = "pattern cache"
 """The seed from another run's pattern cache."""
 
@@ -150,7 +152,7 @@ def with_ranges(
         edge.tensor for edge in planner.index.effective(candidate_edges)
     } | candidate_edges.outputs
     for group in grouping.groups:
-        if group.form is Form.DYNAMIC:
+        if not group.form.needs_ranges:
             kept.append(group)
             continue
         touched = {tensor for name in group.nodes for tensor in planner.units[name].tensors}
@@ -190,10 +192,11 @@ def seeds_of(
             if grouping.ruled.issuperset(space.groups[number].nodes)
         ),
     }
-    at_stake = sum(space.potential[number] for number in space.dynamic)
-    if at_stake >= _WORTH_A_SEED:
-        seeds[ALL_DYNAMIC] = space.dynamic
-        seeds[DYNAMIC_PRODUCTS] = space.switched(seeds["rules"], space.dynamic)
+    dynamic = space.in_form(Form.DYNAMIC)
+    if sum(space.potential[number] for number in dynamic) >= _WORTH_A_SEED:
+        seeds[ALL_DYNAMIC] = dynamic
+        seeds[DYNAMIC_UNFUSED] = dynamic | space.in_form(Form.UNFUSED)
+        seeds[DYNAMIC_PRODUCTS] = space.switched(seeds["rules"], dynamic)
     for name, tensors in given.items():
         seeds[name] = _like(space, _edges_on(space, frozenset(tensors)))
         if not seeds[name]:
@@ -217,7 +220,7 @@ def _like(space: Space, quantized: frozenset[Edge]) -> State:
     return frozenset(
         number
         for number, group in enumerate(space.groups)
-        if group.form is not Form.DYNAMIC
+        if group.form.needs_ranges
         and all(
             edge in quantized or planner.index.is_constant(edge.tensor)
             for name in group.nodes
