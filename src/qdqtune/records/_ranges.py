@@ -20,6 +20,7 @@ class CalibrationSource(str, Enum):
     DATA = "data"
     RANDOM = "random"
     GIVEN = "given"  # scales that came with a quantized model
+    NONE = "none"  # nothing depends on ranges
 
 
 class RangeMethod(str, Enum):

@@ -140,7 +140,7 @@ class Summary(Record):
         engine: The engine that measured.
         dialect: The dialect of the Q/DQ nodes.
         quant_type: The quantized type.
-        calibration: ``data``, ``random`` or ``given``.
+        calibration: ``data``, ``random`` or ``given``; ``none`` if nothing depends on ranges.
         calibrated_on: Description of the calibration samples.
         calibration_method: The range method.
         seed: Seed of the search and of random inputs.
@@ -218,6 +218,8 @@ class Summary(Record):
         openings: Number of fresh processes that opened the files in the final comparison. With
             fewer than three, the variation between openings is unknown and the interval is wide.
             0 if there was no comparison, and in old summaries.
+        dynamic_ops: Number of ops in the written model whose input is quantized at run time.
+        unfused_ops: Number of float ops in it that the engine is kept from fusing.
     """
 
     KIND: ClassVar[str] = "summary"
@@ -285,6 +287,8 @@ class Summary(Record):
     baseline_sha256: str = ""
     error_inputs: Mapping[str, Any] = field(default_factory=dict)
     openings: int = 0
+    dynamic_ops: int = 0
+    unfused_ops: int = 0
 
     @property
     def min_sqnr_db(self) -> float | None:

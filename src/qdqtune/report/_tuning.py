@@ -115,8 +115,7 @@ def _float_name(summary: Summary) -> str:
 def _verdict(summary: Summary) -> list[str]:
     how = [*_scale(summary), *_converted(summary)]
     if not summary.kept_float:
-        written = f"{summary.qdq_pairs} tensors are {summary.quant_type}"
-        return [*how, f"{written}, in the {summary.dialect} dialect."]
+        return [*how, f"{_written(summary)}, in the {summary.dialect} dialect."]
     reason = summary.reason.rstrip(".") or "nothing that was tried is faster"
     if summary.precision != UNCHANGED:
         kept = f"{summary.precision} model is kept"
@@ -125,6 +124,21 @@ def _verdict(summary: Summary) -> list[str]:
     else:
         kept = "float model is kept, byte for byte"
     return [f"The {kept}: {reason}.", *how]
+
+
+def _written(summary: Summary) -> str:
+    """Count what is quantized, and how."""
+    counts = (
+        (summary.qdq_pairs, f"tensor{{}} {{}} {summary.quant_type}"),
+        (summary.dynamic_ops, "op{} {} quantized at run time (dynamic)"),
+        (summary.unfused_ops, "sum{} {} kept from being fused"),
+    )
+    parts = [
+        f"{count} {text.format(*(('', 'is') if count == 1 else ('s', 'are')))}"
+        for count, text in counts
+        if count
+    ]
+    return ", ".join(parts) or "Nothing is quantized"
 
 
 def _scale(summary: Summary) -> list[str]:
@@ -178,7 +192,7 @@ def _accuracy(summary: Summary) -> list[str]:
             lines.append(float_error_line(summary.engine.float_type, summary.float_sqnr_db))
         if summary.near_min_sqnr and summary.allowed_sqnr_db is not None:
             lines.append(near_limit_line(summary.output_sqnr_db, summary.allowed_sqnr_db))
-    elif summary.qdq_pairs and not summary.kept_float:
+    elif summary.qdq_pairs + summary.dynamic_ops and not summary.kept_float:
         lines.append("Output SQNR unknown: its outputs could not be compared with float.")
     if summary.lost_to_accuracy and not summary.kept_float:
         lines.append(f"The fastest model was not accurate enough: {summary.lost_to_accuracy}.")
@@ -188,6 +202,8 @@ def _accuracy(summary: Summary) -> list[str]:
     if summary.calibration == CalibrationSource.DATA.value:
         method = summary.calibration_method
         lines.append(f"Calibrated on {summary.calibrated_on}, {method} ranges.")
+    elif summary.calibration == CalibrationSource.NONE.value and not summary.kept_float:
+        lines.append("Its scales don't depend on calibration data.")
     return lines
 
 

@@ -39,6 +39,8 @@ _SHORTEST_LIMIT_S = 600.0
 _TIMES_FLOAT = 20.0
 
 _logger = logging.getLogger(__name__)
+# How much less accurate a result may be than dynamic quantization, which has no range to miss.
+_BELOW_DYNAMIC_DB = 3.0
 # With more groups than this, whole patterns are evaluated instead, since every evaluation takes
 # several runs.
 _MOST_EVALUATED = 60
@@ -52,10 +54,12 @@ class Evaluation:
     Attributes:
         run: The run.
         base: The float model.
+        dynamic_db: SQNR of the model with dynamic quantization, if a result has to come near it.
     """
 
     run: TuningRun
     base: PreparedModel
+    dynamic_db: float | None = None
 
     @cached_property
     def evaluator(self) -> AccuracyEvaluator:
@@ -244,7 +248,18 @@ class ChoiceAccuracy:
         if found is None:
             return Quality(why_unknown=self._why(SQNR, choice)).shortfall(least_db)
         own = None if of_float is None else Quality({_WORST: of_float})
-        return Quality({_WORST: found}, of_float=own).shortfall(least_db)
+        shortfall = Quality({_WORST: found}, of_float=own).shortfall(least_db)
+        return shortfall or self._below_dynamic(found)
+
+    def _below_dynamic(self, found: float) -> str:
+        """Say how far an SQNR is below that of dynamic quantization, if it is much."""
+        dynamic_db = self.evaluation.dynamic_db
+        if dynamic_db is None or not found < dynamic_db - _BELOW_DYNAMIC_DB:
+            return ""
+        return (
+            f"SQNR {found:.1f} dB is more than {_BELOW_DYNAMIC_DB:g} dB below the "
+            f"{dynamic_db:.1f} dB of dynamic quantization (another --min_sqnr lifts this limit)"
+        )
 
     def _why(self, measure: str, choice: State) -> str:
         """Return why a measurement of this run failed, and mark the choice as unchecked."""

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from qdqtune.config import DEFAULT_MIN_SQNR_DB
 from qdqtune.graph._files import save_model
 from qdqtune.records._accuracy import METRIC, SQNR, Rejected
 from qdqtune.records._placement import Placement
-from qdqtune.records._ranges import RangeMethod
+from qdqtune.records._ranges import CalibrationSource, RangeMethod
 from qdqtune.records._tuning import Blanket
 from qdqtune.search._space import Space, State
 from qdqtune.workflows.tuning import _folder as names
@@ -133,6 +134,51 @@ class Finalists:
         is_checked = state not in accuracy.unchecked
         reason = f"what is faster is not accurate enough: {lost}" if is_checked else lost
         return Finalized(reason, lost_to_accuracy=lost)
+
+    def limit_to_dynamic(self, state: State) -> None:
+        """Let no result be much less accurate than dynamic quantization of the model.
+
+        That needs neither a search nor calibration, so who tunes expects no less. Limits that the
+        user set go first.
+
+        Args:
+            state: The choice with everything dynamic that can be.
+        """
+        request = self.run.request
+        is_users = request.config.min_sqnr_db != DEFAULT_MIN_SQNR_DB or request.evaluate is not None
+        accuracy = next(iter(self.accuracy.values()))
+        is_free = accuracy.knows(SQNR, state) or self._has_time_to_evaluate
+        found = accuracy.measured(SQNR, state) if is_free and not is_users else None
+        if found is not None:
+            accuracy.evaluation.dynamic_db = found
+
+    def uncalibrated(
+        self, result: Finalist | None, blanket: Finalist | None, state: State | None
+    ) -> Finalist | None:
+        """Return a choice that does not depend on calibration, to be preferred if nearly as fast.
+
+        Args:
+            result: The result of the search.
+            blanket: The best blanket.
+            state: The fastest such choice.
+
+        Returns:
+            None if the result is one, if there is none that is accurate enough, if it is less
+            accurate on the user's data, or if there is no time.
+        """
+        if result is None or state is None or not self.space.needs_ranges(result.state):
+            return None
+        method = result.method or next(iter(self.accuracy))
+        if not self._has_time_to_evaluate or self.accuracy[method].shortfall(state):
+            return None
+        if blanket is not None and self.space.placement(state) == blanket.placement:
+            found = blanket
+        else:
+            folder = self.run.folder.scratch / "uncalibrated"
+            folder.mkdir(exist_ok=True)
+            found = self._written("the fastest that needs no calibration", state, method, folder)
+        is_random = self.run.provider.source is CalibrationSource.RANDOM
+        return found if is_random or _is_nearer(found, result) else None
 
     def float_model(self) -> Finalized:
         """Return the float model inside a Q/DQ file, which may be faster than the file.
@@ -272,6 +318,12 @@ class Finalists:
             left += " (--budget left no time to look for fewer)"
         reporter.tell("accuracy", left)
         return kept, f"{shortfall}; {left}"
+
+
+def _is_nearer(one: Finalist, other: Finalist) -> bool:
+    """Whether a finalist is known to be nearer to the float model than another."""
+    known = one.sqnr_db is not None and other.sqnr_db is not None
+    return known and one.sqnr_db > other.sqnr_db  # type: ignore[operator]  # both are known
 
 
 def _name(state: State, fastest: State) -> str:

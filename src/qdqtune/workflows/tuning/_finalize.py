@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from qdqtune.workflows.tuning._final_check import (
 )
 from qdqtune.workflows.tuning._finalists import Finalist, Finalists, Finalized
 from qdqtune.workflows.tuning._modes import RAW
-from qdqtune.workflows.tuning._preflight import PATTERN_CACHE
+from qdqtune.workflows.tuning._preflight import ALL_DYNAMIC, PATTERN_CACHE, STATIC_BLANKETS
 from qdqtune.workflows.tuning._run_records import TuningRun
 from qdqtune.workflows.tuning._search import CandidateEvaluator, SearchOutcome
 from qdqtune.workflows.tuning._time_budget import TOLD_AHEAD_S
@@ -33,6 +34,10 @@ _logger = logging.getLogger(__name__)
 
 # Seeds that result from measurements, so they are not blankets.
 _FOUND = (RAW, PATTERN_CACHE)
+# How much slower a model may be that does not depend on calibration.
+_NEARLY_AS_FAST = 1.02
+# How much slower dynamic quantization may be than static blankets to set the accuracy limit.
+_CONTENDS = 1.05
 
 
 @dataclass(frozen=True)
@@ -44,11 +49,14 @@ class FinalRound:
         blanket: The best blanket placement; None if there is none. The result itself, if both are
             the same.
         timed: The comparison of each file with the original model, or why it can't be timed.
+        uncalibrated: An accurate choice that does not depend on calibration; None if there is none
+            beside the others.
     """
 
     result: Finalist | None
     blanket: Finalist | None
     timed: Mapping[Path, Timed | str]
+    uncalibrated: Finalist | None = None
 
     def time_of(self, entry: Finalist | PreviousResult | None) -> Timed | None:
         """Return the timing of a model; None if it was not timed."""
@@ -60,6 +68,8 @@ class FinalRound:
     ) -> tuple[Finalist | None, str]:
         """Choose the result: never one that the blanket significantly beats.
 
+        What does not depend on calibration is preferred if it is nearly as fast.
+
         Args:
             threshold: The minimum speedup.
             blanket_shortfall: Returns which accuracy limit the blanket misses; called only if it
@@ -68,6 +78,16 @@ class FinalRound:
         Returns:
             The finalist, or None, and why it is not the result of the search.
         """
+        chosen, reason = self._choose_fastest(threshold, blanket_shortfall)
+        other, ours = self.time_of(self.uncalibrated), self.time_of(chosen)
+        if other is None or ours is None or self._why_not(self.uncalibrated, threshold):
+            return chosen, reason
+        is_near = ours.comparison.ratio <= _NEARLY_AS_FAST * other.comparison.ratio
+        return (self.uncalibrated, "") if is_near else (chosen, reason)
+
+    def _choose_fastest(
+        self, threshold: float, blanket_shortfall: Callable[[], str]
+    ) -> tuple[Finalist | None, str]:
         reason = self._why_not(self.result, threshold)
         result, blanket = self.result, self.blanket
         is_same = result and blanket and result.placement == blanket.placement
@@ -127,6 +147,12 @@ def fastest_first(
     return dict(found.values())
 
 
+def _dynamic_contends(speedups: Mapping[str, float]) -> bool:
+    """Whether dynamic quantization alone is about as fast as static quantization by blankets."""
+    rivals = (speedup for name, speedup in speedups.items() if name in STATIC_BLANKETS)
+    return _CONTENDS * speedups.get(ALL_DYNAMIC, 0.0) >= max(rivals, default=math.inf)
+
+
 @dataclass(frozen=True)
 class Finalizer:
     """Decides on the result: the best choice, a blanket, an earlier result or nothing new.
@@ -153,14 +179,20 @@ class Finalizer:
         rules = {name: state for name, state in problem.seeds.items() if name not in _FOUND}
         blankets = fastest_first(problem.space, rules, outcome.seeds)
         rival = self._rival()
+        if _dynamic_contends(outcome.seeds):
+            finalists.limit_to_dynamic(problem.seeds[ALL_DYNAMIC])
         attempt = self._attempt(outcome, rival)
         result = attempt.shipped
         blanket = finalists.blanket(result, blankets)
+        uncalibrated = finalists.uncalibrated(
+            result, blanket, self.evaluator.fastest_without_ranges()
+        )
         is_rival = rival is not None and rival.placement == (result and result.placement)
-        models = [each.file for each in (result, blanket) if each is not None]
+        models = [each.file for each in (result, blanket, uncalibrated) if each is not None]
         if models and rival is not None and not is_rival:
             models.append(rival.file)
-        final = FinalRound(result, blanket, self._time(list(dict.fromkeys(models))))
+        timed = self._time(list(dict.fromkeys(models)))
+        final = FinalRound(result, blanket, timed, uncalibrated)
         found = self._chosen(attempt, final, rival)
         found = replace(found, rejected=finalists.rejected(outcome.state, blankets))
         if found.shipped is not None:

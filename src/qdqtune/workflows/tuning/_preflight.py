@@ -37,6 +37,8 @@ _logger = logging.getLogger(__name__)
 
 AS_GIVEN = "as given"
 """The seed with a quantized model's own placement."""
+STATIC_BLANKETS = ("everything", "weighted ops", "weighted ops and what is between")
+"""The seeds that tools without a search would write."""
 ALL_DYNAMIC = "dynamic products"
 """The seed that makes every op dynamic that can be, and quantizes nothing else."""
 DYNAMIC_UNFUSED = "dynamic products, sums unfused"
@@ -182,10 +184,9 @@ def seeds_of(
         given: Tensors that are quantized in existing Q/DQ files, by the name of the seed.
         grouping: Has the choices of the rules and of a pattern cache.
     """
+    static = (space.everything, space.weighted(), space.of_ops(WEIGHTED_OPS | _BETWEEN))
     seeds = {
-        "everything": space.everything,
-        "weighted ops": space.weighted(),
-        "weighted ops and what is between": space.of_ops(WEIGHTED_OPS | _BETWEEN),
+        **dict(zip(STATIC_BLANKETS, static, strict=True)),
         "rules": frozenset(
             number
             for number in space.everything

@@ -125,6 +125,16 @@ class CandidateEvaluator:
                     self._tried[state] = score.failure
         return [found.get(state) or Score.failed(NO_TIME) for state in trial.candidates]
 
+    def fastest_without_ranges(self) -> State | None:
+        """Return the fastest choice that was tried and does not depend on calibration."""
+        space = self.problem.space
+        found = [
+            (gain, state)
+            for state, gain in self._tried.items()
+            if isinstance(gain, float) and space.placement(state) and not space.needs_ranges(state)
+        ]
+        return max(found, key=lambda each: each[0], default=(0.0, None))[1]
+
     def _gain(self, state: State) -> float | None:
         found = self._tried.get(state)
         return found if isinstance(found, float) else None

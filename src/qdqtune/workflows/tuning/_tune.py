@@ -31,7 +31,7 @@ from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.options import configured
 from qdqtune.records._errors import UsageError
 from qdqtune.records._inputs import request_of
-from qdqtune.records._ranges import RangeMethod
+from qdqtune.records._ranges import CalibrationSource, RangeMethod
 from qdqtune.records._tuning import INTERRUPTED, Summary, TunePlan, TuneResult
 from qdqtune.search._space import Grouping, Space
 from qdqtune.search.strategies._registry import check_strategy
@@ -357,7 +357,7 @@ def summarize(result: RunResult, model: Path) -> Summary:
         engine=run.info,
         dialect=request.dialect.name,
         quant_type=request.config.quant_type,
-        calibration=ranges.source.value if ranges is not None else "random",
+        calibration=_calibration_source(result).value,
         calibrated_on=provider.describe(),
         calibration_method=(method or RangeMethod.MAX).value,
         seed=request.config.seed,
@@ -378,6 +378,8 @@ def summarize(result: RunResult, model: Path) -> Summary:
         patterns=grouping.patterns,
         groups=len(grouping.groups),
         qdq_pairs=len(final.placement.tensors),
+        dynamic_ops=len(final.placement.dynamic),
+        unfused_ops=len(final.placement.unfused),
         seconds=seconds,
         files=dict(prepared.files),
         runs=journal.session,
@@ -407,6 +409,16 @@ def summarize(result: RunResult, model: Path) -> Summary:
         blanket=final.blanket,
         rejected=final.rejected,
     )
+
+
+def _calibration_source(result: RunResult) -> CalibrationSource:
+    """Where the scales of the result come from."""
+    evaluator, shipped = result.evaluator, result.final.shipped
+    if evaluator is None:
+        return CalibrationSource.RANDOM
+    if shipped is not None and not evaluator.problem.space.needs_ranges(shipped.state):
+        return CalibrationSource.NONE
+    return evaluator.calibration.inserter.encoder.ranges.source
 
 
 def _metrics(of_float: float | None, of_final: float | None) -> dict[str, float] | None:
