@@ -64,6 +64,7 @@ TYPED: dict[str, tuple[list[str], Any]] = {
     "optimize": (["--no_optimize"], False),
     "workflow": (["--mode", "subgraph"], "subgraph"),
     "strategy": (["--strategy", "bayesian"], "bayesian"),
+    "dynamic_only": (["--dynamic_only"], True),
     "preset": (["--preset", "quick"], "quick"),
     "budget_s": (["--budget", "2m"], 120.0),
     "max_benchmarks": (["--max_benchmarks", "7"], 7),

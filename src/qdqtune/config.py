@@ -233,6 +233,11 @@ class SearchConfig(Config):
         "what decides which placement to measure next; auto chooses by the number of choices",
         identity=Identity.IF_SET,
     )  # fmt: skip
+    dynamic_only: bool = option(
+        False, SWITCH,
+        "quantize only what can be quantized at run time, so that no calibration data is needed",
+        default_text="no", mode=REGION, identity=Identity.IF_SET,
+    )  # fmt: skip
     precision: str = option(
         AUTO, one_of(CHOICES),
         "the float type to tune the model in; auto is float16 for engines that use types as they "

@@ -291,6 +291,21 @@ class Summary(Record):
     unfused_ops: int = 0
 
     @property
+    def contents(self) -> str:
+        """What is quantized in the written model, in words."""
+        counts = (
+            (self.qdq_pairs, f"tensor{{}} {{}} {self.quant_type}"),
+            (self.dynamic_ops, "op{} {} quantized at run time (dynamic)"),
+            (self.unfused_ops, "sum{} {} kept from being fused"),
+        )
+        parts = [
+            f"{count} {text.format(*(('', 'is') if count == 1 else ('s', 'are')))}"
+            for count, text in counts
+            if count
+        ]
+        return ", ".join(parts) or "Nothing is quantized"
+
+    @property
     def min_sqnr_db(self) -> float | None:
         """The required SQNR of every output; None if there is no limit."""
         return self.conditions.get("min_sqnr_db")
@@ -370,7 +385,7 @@ class TuneResult(Result):
         if summary.kept_float:
             found = f"kept as given on {summary.engine.name}: {summary.reason}"
         else:
-            found += f", {summary.qdq_pairs} tensors {summary.quant_type}"
+            found += f", {summary.contents}"
         return f"{found}, model {self.model}"
 
     @property

@@ -115,7 +115,7 @@ def _float_name(summary: Summary) -> str:
 def _verdict(summary: Summary) -> list[str]:
     how = [*_scale(summary), *_converted(summary)]
     if not summary.kept_float:
-        return [*how, f"{_written(summary)}, in the {summary.dialect} dialect."]
+        return [*how, f"{summary.contents}, in the {summary.dialect} dialect."]
     reason = summary.reason.rstrip(".") or "nothing that was tried is faster"
     if summary.precision != UNCHANGED:
         kept = f"{summary.precision} model is kept"
@@ -124,21 +124,6 @@ def _verdict(summary: Summary) -> list[str]:
     else:
         kept = "float model is kept, byte for byte"
     return [f"The {kept}: {reason}.", *how]
-
-
-def _written(summary: Summary) -> str:
-    """Count what is quantized, and how."""
-    counts = (
-        (summary.qdq_pairs, f"tensor{{}} {{}} {summary.quant_type}"),
-        (summary.dynamic_ops, "op{} {} quantized at run time (dynamic)"),
-        (summary.unfused_ops, "sum{} {} kept from being fused"),
-    )
-    parts = [
-        f"{count} {text.format(*(('', 'is') if count == 1 else ('s', 'are')))}"
-        for count, text in counts
-        if count
-    ]
-    return ", ".join(parts) or "Nothing is quantized"
 
 
 def _scale(summary: Summary) -> list[str]:

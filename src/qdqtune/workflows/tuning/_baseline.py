@@ -272,6 +272,8 @@ def calibrate(run: TuningRun, baseline: Baseline) -> Calibration:
     _tell_cache(run, grouping)
     if not grouping.groups:
         return Calibration(planner, grouping, run.provider, _why_nothing(planner, run.source))
+    if request.config.dynamic_only:
+        return _without_calibration(run, baseline, planner, grouping)
     given = run.source.reading.encodings if run.source.reading is not None else {}
     provider, ways = _ranges(run, baseline, planner)
     run.budget.ranges = len(ways)
@@ -288,6 +290,27 @@ def calibrate(run: TuningRun, baseline: Baseline) -> Calibration:
         provider,
         inserters={way: inserter.with_ranges(ranges) for way, ranges in ways.items()},
         conditions={"calibration": data, **run.requirements},
+    )
+
+
+def _without_calibration(
+    run: TuningRun, baseline: Baseline, planner: QuantizationPlanner, grouping: Grouping
+) -> Calibration:
+    """Leave only choices that need no ranges."""
+    free = tuple(group for group in grouping.groups if not group.form.needs_ranges)
+    if not free:
+        why = f"the {run.request.dialect.name} dialect can quantize nothing of it at run time"
+        return Calibration(planner, replace(grouping, groups=()), run.provider, why)
+    ranges = Ranges({}, CalibrationSource.NONE, 0)
+    quant_type = run.request.config.quant_type
+    return Calibration(
+        planner,
+        replace(grouping, groups=free),
+        run.provider,
+        inserters={
+            RangeMethod.MAX: Inserter(baseline.base, run.request.dialect, quant_type, ranges)
+        },
+        conditions={"calibration": "", **run.requirements},
     )
 
 
