@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from qdqtune.graph._files import load_model, save_model
 from qdqtune.graph._folding import fold
 from qdqtune.graph._shapes import infer_shapes
 from qdqtune.records._measurement import Comparison
+from qdqtune.zoo.__main__ import read_settings
 
 CONFIDENCE = 0.90
 _S8, _U8 = QuantType.QInt8, QuantType.QUInt8
@@ -40,12 +42,25 @@ BLANKETS: Mapping[str, Blanket] = {
 }
 
 
+def split_models(text: str) -> list[str]:
+    """Split a list of models at commas, except those between the settings of a zoo model."""
+    return re.split(r",(?!\d+(?:,|$))(?=[^=,:]*(?:[,:]|$))", text)
+
+
 def model_file(name: str, folder: Path) -> Path:
-    """A model file, or a zoo model that is written to a folder."""
+    """A model file, or a zoo model that is written to a folder.
+
+    Args:
+        name: A path, or the name of a zoo model and maybe settings: `bert:layers=12,width=256`.
+        folder: The folder for a zoo model.
+    """
     path = Path(name)
     if not path.exists():
         path = folder / "zoo.onnx"
-        onnx.save(zoo.build(name), path)
+        architecture, _, settings = name.partition(":")
+        assignments = re.split(r",(?=\w+=)", settings) if settings else []
+        chosen = read_settings(architecture, assignments)
+        onnx.save(zoo.build(architecture, seed=0, **chosen), path)
     return path
 
 

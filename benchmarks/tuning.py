@@ -26,6 +26,7 @@ from benchmarks.blankets import (
     compared,
     model_file,
     speeds_over_float,
+    split_models,
     write_blankets,
     write_folded,
 )
@@ -126,12 +127,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.getLogger().setLevel(logging.ERROR)
     parser = argparse.ArgumentParser(prog="make bench ARGS=…", description=__doc__)
     names = [name for name in zoo.ARCHITECTURES if name != "chain"]
-    parser.add_argument("--models", default=",".join(names), help="zoo models or files, by comma")
+    parser.add_argument(
+        "--models", default=",".join(names), type=split_models,
+        help="zoo models, with settings such as bert:layers=12,width=256, or files; by comma",
+    )  # fmt: skip
     parser.add_argument("--preset", default="quick")
     parser.add_argument("--engine", default="onnxruntime")
     parser.add_argument("--budget_s", type=float, default=8.0, help="seconds per comparison")
     options = parser.parse_args(arguments)
-    for name in options.models.split(","):
+    for name in options.models:
         record = measure(name, options.preset, options.budget_s, options.engine)
         results.append(record)
         print(
