@@ -20,7 +20,7 @@ import logging
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,13 +142,37 @@ def _shown(score: Score) -> str:
     return ", ".join(f"{figure} {value:.3f}" for figure, value in score.items())
 
 
-def _task(name: str, models: Path, wheels: Wheels) -> Task:
+def task_of(path: Path, wheels: Wheels) -> Task | None:
+    """The task of a trained model, by the end of its path; None if it has none."""
+    for name in TASKS:
+        task = _task_class(name)
+        if path.match(task.model):
+            return task(path.parents[task.model.count("/")], wheels)
+    return None
+
+
+def scores_of(task: Task, files: Mapping[str, Path], worker: Worker) -> dict[str, Score]:
+    """How good the answers of files are, by label."""
+    questions = task.questions()
+    of_float = _answers(task, questions, worker, task.path)
+    return {
+        label: task.score(_answers(task, questions, worker, file), of_float)
+        for label, file in files.items()
+    }
+
+
+def _task_class(name: str) -> type[Task]:
     module, kind = TASKS[name]
     try:
         task: type[Task] = getattr(importlib.import_module(module), kind)
     except ModuleNotFoundError as error:
         package = {"PIL": "pillow"}.get(str(error.name), error.name)
         raise SystemExit(f"{name} needs {error.name}: pip install {package}") from error
+    return task
+
+
+def _task(name: str, models: Path, wheels: Wheels) -> Task:
+    task = _task_class(name)
     if not (models / task.model).exists():
         raise SystemExit(f"{name}: there is no {models / task.model}")
     return task(models, wheels)

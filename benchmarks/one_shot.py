@@ -32,6 +32,7 @@ from benchmarks.blankets import (
     compared,
     model_file,
     speeds_over_float,
+    split_models,
     write_blanket,
     write_blankets,
     write_folded,
@@ -228,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.getLogger().setLevel(logging.ERROR)
     effort = Effort(options.samples, options.rounds, options.sessions, options.session_s)
     records = []
-    for name in options.models.split(","):
+    for name in split_models(options.models):
         record = measure(name, options.engine, options.threads, effort)
         records.append(results.append(record) if options.record else record)
         print(results.table(records[-1:], COLUMNS), flush=True)

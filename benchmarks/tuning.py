@@ -1,69 +1,120 @@
-"""`qdqtune tune` against the float model and against the best of `quantize_static`'s blankets.
+"""`qdqtune tune` against the float model and against the best of ONNX Runtime's blankets.
 
-Blankets are what `quantize_static` does by default in QDQ format, per channel: s8/s8, u8/s8 with
-8-bit and with 7-bit weights, u8/u8. The best of them, by latency, is what a tuned model is compared
-with, in one more interleaved run. It gets the folded model, which is what its own preprocessing is
-for: with a BatchNormalization behind every Conv it would be an easy match. Ratios are decided by
-the lower end of a 90 % interval. What was tuned for one engine is run on the others that are here,
-too: the last table shows what a model is worth where it wasn't tuned for.
+Blankets are what ONNX Runtime's quantizers do by default. `quantize_static` in QDQ format, per
+channel: s8/s8, u8/s8 with 8-bit and with 7-bit weights, u8/u8; `quantize_dynamic`: s8 weights per
+channel and per tensor, u8 weights. The best of them, by latency, is what a tuned model is compared
+with, in one more interleaved run. They get the folded model, which is what their own preprocessing
+is for: with a BatchNormalization behind every Conv they would be an easy match. What was tuned for
+one engine is run on the others that are here, too: the last table shows what a model is worth where
+it wasn't tuned for.
 
     make bench ARGS="--models resnet18,vit --preset quick"
-    make bench ARGS="--models resnet18,vit --preset quick --engine openvino"
+    make bench ARGS="--models bert:layers=12,width=256,gpt --engine openvino"
+    make bench ARGS="--models MODELS/trained/minilm_l6.legacy.onnx --data DATA --wheels WHEELS"
+
+The bar: a tuned model is at least 0.99 times as fast as the best blanket, the upper end of the
+90 % interval is at least 1, and it is as accurate: by the task of a trained model (see
+`benchmarks.accuracy`) if --wheels is given, or by the SQNR of the outputs on inputs that neither
+was calibrated on. Over all models of a run, the geometric mean of the ratios is at least 1.05.
+
+With --data, both are calibrated on `DATA/<model>.npz`, and timed and compared on
+`DATA/<model>.held_out.npz`, as `benchmarks.real_inputs` writes them; otherwise inputs are random.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import math
+import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import results
+from benchmarks.accuracy import scores_of, task_of
 from benchmarks.blankets import (
+    ALL_BLANKETS,
     CONFIDENCE,
+    LEAST_OPSET,
     compared,
     model_file,
     speeds_over_float,
+    split_models,
+    worst_sqnr_db,
     write_blankets,
     write_folded,
 )
+from benchmarks.corpus import calibration_samples, fed_with
+from benchmarks.real.wheels import Wheels
 from qdqtune import zoo
-from qdqtune.calibration._random_inputs import Feeds, random_inputs
+from qdqtune.calibration._random_inputs import Feeds
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._comparison import compare_files
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._timing import compare_blocks
 from qdqtune.engines._worker import Worker
-from qdqtune.graph._files import load_model
-from qdqtune.graph._index import GraphIndex
-from qdqtune.records._inputs import InputRequest
+from qdqtune.records._measurement import Comparison
 from qdqtune.report._formatting import text_table
+from qdqtune.workflows._source_model import open_source
 from qdqtune.workflows.tuning._tune import tune
+
+if TYPE_CHECKING:
+    from benchmarks.real.task import Score
 
 KIND = "tuning"
 COLUMNS = {
     "engine": "engine", "model": "model",
-    "tuned over float": "over_float", "90 % from": "over_float_low",
+    "tuned over float": "over_float", "90 % from": "over_float_low", "to": "over_float_high",
     "best blanket": "blanket", "over float": "blanket_over_float",
-    "tuned over blanket": "over_blanket", "from": "over_blanket_low",
-    "benchmarks": "benchmarks", "seconds": "seconds", "own": "own_s", "SQNR": "sqnr_db",
+    "tuned over blanket": "over_blanket", "from": "over_blanket_low", "to ": "over_blanket_high",
+    "SQNR": "sqnr_db", "blanket's": "blanket_sqnr_db",
+    "score": "score", "blanket's ": "blanket_score", "bar": "bar",
+    "benchmarks": "benchmarks", "seconds": "seconds", "own": "own_s",
     "kept float": "kept_float", "commit": "commit",
 }  # fmt: skip
-_SAMPLES = 4
+LEAST_RATIO, LEAST_HIGH, LEAST_MEAN = 0.99, 1.0, 1.05
+_TUNED = "tuned"
 
 
-def measure(name: str, preset: str, budget_s: float, engine: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Options:
+    """How models are measured.
+
+    Attributes:
+        preset: Of the tune.
+        engine: Where models run.
+        budget_s: Seconds per comparison.
+        data: The folder of inputs, by the names of model files; None for random inputs.
+        wheels: The folder of wheels that the questions of tasks come from; None for no tasks.
+    """
+
+    preset: str
+    engine: str
+    budget_s: float
+    data: Path | None = None
+    wheels: Path | None = None
+
+
+def measure(name: str, options: Options) -> dict[str, Any]:
     """One record for a zoo model or a model file on an engine."""
+    engine, budget_s = options.engine, options.budget_s
     with tempfile.TemporaryDirectory(prefix="qdqtune-bench-") as folder:
         space = Path(folder)
         path = model_file(name, space)
-        result = tune(path, engine=engine, threads=1, preset=preset, output_dir=space / "run")
-        index = GraphIndex(load_model(path))
+        source = open_source(path, LEAST_OPSET)
+        fed = fed_with(path, source, options.data)
+        result = tune(
+            path, engine=engine, threads=1, preset=options.preset, output_dir=space / "run",
+            inputs=replace(fed.request, seed=0), calibration_data=fed.calibration,
+        )  # fmt: skip
+        samples = calibration_samples(replace(fed, request=replace(fed.request, seed=0)), source)
         folded = write_folded(path, space / "folded.onnx")
-        blankets = write_blankets(folded, lambda: random_inputs(index, _SAMPLES), space)
-        feeds = next(random_inputs(index, 1, InputRequest(seed=1)))
+        blankets = write_blankets(folded, lambda: iter(samples), space, ALL_BLANKETS)
+        held_out = fed.evaluation_samples(source)
+        feeds = held_out[0]
         with Worker(engine, SessionOptions(threads=1)) as worker:
             speeds = speeds_over_float(worker, path, blankets, feeds, budget_s / 2)
             best = max(speeds, key=lambda label: speeds[label].ratio, default="")
@@ -71,6 +122,12 @@ def measure(name: str, preset: str, budget_s: float, engine: str) -> dict[str, A
             over_blanket = (
                 compared(worker, blankets[best], result.model, feeds, budget_s) if best else None
             )
+            files = {label: blankets[label] for label in speeds} | {_TUNED: result.model}
+            asked = {label: files[label] for label in (best, _TUNED) if label}
+            scores = _scores(path, {"float": path, **asked}, worker, options.wheels)
+        if result.summary.kept_float:
+            del files[_TUNED]
+        sqnr_db = {_TUNED: math.inf, **worst_sqnr_db(source, files, held_out, engine)}
         elsewhere = {
             other: _elsewhere(other, path, result.model, feeds, budget_s)
             for other, entry in registry.ENGINES.items()
@@ -80,23 +137,68 @@ def measure(name: str, preset: str, budget_s: float, engine: str) -> dict[str, A
     return {
         "kind": KIND,
         "model": path.stem if Path(name).exists() else name,
-        "preset": preset,
+        "preset": options.preset,
         "engine": engine,
         "isa": summary.engine.isa,
+        "inputs": fed.source.value,
         "elsewhere": elsewhere,
-        "over_float": over_float.ratio,
-        "over_float_low": over_float.low,
+        **_interval("over_float", over_float),
         "blanket": best,
         "blanket_over_float": speeds[best].ratio if best else None,
         "blankets": {label: found.ratio for label, found in speeds.items()},
-        "over_blanket": over_blanket.ratio if over_blanket else None,
-        "over_blanket_low": over_blanket.low if over_blanket else None,
+        **_interval("over_blanket", over_blanket),
+        "sqnr_db": _finite(sqnr_db[_TUNED]),
+        "blanket_sqnr_db": _finite(sqnr_db[best]) if best else None,
+        "blankets_sqnr_db": {label: _finite(sqnr_db[label]) for label in speeds},
+        "score": scores.get(_TUNED),
+        "blanket_score": scores.get(best),
+        "scores": scores,
+        "bar": _bar(over_blanket, sqnr_db, scores, best),
         "benchmarks": summary.benchmarks,
         "seconds": summary.seconds.total,
         "own_s": summary.seconds.own,
-        "sqnr_db": summary.output_sqnr_db,
         "kept_float": summary.kept_float,
     }
+
+
+def _interval(key: str, found: Comparison | None) -> dict[str, float | None]:
+    """A ratio and both ends of its interval."""
+    ends = (found.ratio, found.low, found.high) if found else (None, None, None)
+    return dict(zip((key, f"{key}_low", f"{key}_high"), ends, strict=True))
+
+
+def _finite(db: float) -> float | None:
+    """An SQNR; None for that of a model that was kept as it is."""
+    return db if math.isfinite(db) else None
+
+
+def _scores(
+    path: Path, files: Mapping[str, Path], worker: Worker, wheels: Path | None
+) -> dict[str, float]:
+    """How well the files do what a trained model is for; empty if that is not known."""
+    task = task_of(path.resolve(), Wheels(wheels)) if wheels is not None else None
+    if task is None:
+        return {}
+    found: dict[str, Score] = scores_of(task, files, worker)
+    return {label: score[task.bar.figure] for label, score in found.items()}
+
+
+def _bar(
+    over_blanket: Comparison | None,
+    sqnr_db: Mapping[str, float],
+    scores: Mapping[str, float],
+    best: str,
+) -> str:
+    """What a tuned model misses beside the best blanket."""
+    if over_blanket is None:
+        return "met"
+    missed = []
+    if over_blanket.ratio < LEAST_RATIO or over_blanket.high < LEAST_HIGH:
+        missed.append("slower")
+    figures = scores or sqnr_db
+    if figures[_TUNED] < figures[best]:
+        missed.append("less accurate")
+    return f"MISSED: {', '.join(missed)}" if missed else "met"
 
 
 def _elsewhere(engine: str, given: Path, tuned: Path, feeds: Feeds, budget_s: float) -> float | str:
@@ -121,25 +223,53 @@ def crossed(records: Sequence[dict[str, Any]]) -> str:
     return text_table(["model", "tuned for", *(f"on {name}" for name in names)], rows)
 
 
+def _line(record: Mapping[str, Any]) -> str:
+    """What came of one model."""
+    ratios = []
+    for other, key in (("float", "over_float"), (record["blanket"], "over_blanket")):
+        if record[key] is not None:
+            low, high = record[f"{key}_low"], record[f"{key}_high"]
+            ratios.append(f"{record[key]:.3f}x {other} ({low:.3f} to {high:.3f})")
+    return f"{record['model']}: {', '.join(ratios)}, bar {record['bar']}"
+
+
+def _mean(records: Sequence[Mapping[str, Any]]) -> str:
+    """The geometric mean of the ratios to the best blankets."""
+    ratios = [each["over_blanket"] for each in records if each["over_blanket"] is not None]
+    if not ratios:
+        return "no blanket runs"
+    mean = statistics.geometric_mean(ratios)
+    verdict = "met" if mean >= LEAST_MEAN else "MISSED"
+    return (
+        f"geometric mean over the best blankets of {len(ratios)} models: {mean:.3f}x, "
+        f"bar {LEAST_MEAN:.2f} {verdict}"
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Tune the models, append to the results file, print the table from it."""
     logging.getLogger().setLevel(logging.ERROR)
     parser = argparse.ArgumentParser(prog="make bench ARGS=…", description=__doc__)
     names = [name for name in zoo.ARCHITECTURES if name != "chain"]
-    parser.add_argument("--models", default=",".join(names), help="zoo models or files, by comma")
+    parser.add_argument(
+        "--models", default=",".join(names), type=split_models,
+        help="zoo models, with settings such as bert:layers=12,width=256, or files; by comma",
+    )  # fmt: skip
     parser.add_argument("--preset", default="quick")
     parser.add_argument("--engine", default="onnxruntime")
     parser.add_argument("--budget_s", type=float, default=8.0, help="seconds per comparison")
+    parser.add_argument("--data", type=Path, help="folder of <model>.npz; random inputs")
+    parser.add_argument("--wheels", type=Path, help="folder of wheels, to score trained models")
     options = parser.parse_args(arguments)
-    for name in options.models.split(","):
-        record = measure(name, options.preset, options.budget_s, options.engine)
-        results.append(record)
-        print(
-            f"{record['model']}: {record['over_float']:.3f}x float "
-            f"(from {record['over_float_low']:.3f}), {record['benchmarks']} benchmarks, "
-            f"{record['seconds']:.0f} s",
-            flush=True,
-        )
+    asked = Options(
+        options.preset, options.engine, options.budget_s, options.data, options.wheels
+    )  # fmt: skip
+    measured = []
+    for name in options.models:
+        record = results.append(measure(name, asked))
+        measured.append(record)
+        print(f"{_line(record)}, {record['seconds']:.0f} s", flush=True)
+    print(_mean(measured), flush=True)
     # Before there was a second engine, records had none.
     records = [{"engine": "onnxruntime", **record} for record in results.read(KIND)]
     newest = results.newest(records, "engine", "model", "preset")

@@ -51,6 +51,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "convnext": {"depths": (1, 1, 1, 1), "image": 32},
     "vit": {"layers": 1, "width": 128, "image": 64},
     "bert": {"layers": 1, "width": 128, "sequence": 32, "vocabulary": 100},
+    "gpt": {"layers": 1, "width": 128, "sequence": 32, "vocabulary": 100},
     "unet": {"levels": 2, "image": 32},
     "yolo": {"width": 8, "image": 64},
     "chain": {"nodes": 40},

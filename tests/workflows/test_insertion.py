@@ -38,6 +38,7 @@ SMALL: dict[str, dict[str, object]] = {
     "convnext": {"image": 64, "depths": (1, 1, 1, 1)},
     "vit": {"layers": 2, "width": 64, "image": 64},
     "bert": {"layers": 2, "width": 64, "sequence": 16, "vocabulary": 200},
+    "gpt": {"layers": 2, "width": 64, "sequence": 16, "vocabulary": 200},
     "unet": {"image": 32},
     "yolo": {"image": 64},
 }

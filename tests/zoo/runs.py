@@ -18,6 +18,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "convnext": {"depths": (1, 1), "dims": (16, 32), "image": 32},
     "vit": {"layers": 2, "width": 32, "head_width": 16, "image": 32},
     "bert": {"layers": 2, "width": 32, "head_width": 16, "sequence": 16, "vocabulary": 100},
+    "gpt": {"layers": 2, "width": 32, "head_width": 16, "sequence": 16, "vocabulary": 100},
     "unet": {"width": 4, "image": 32},
     "yolo": {"width": 4, "image": 64},
     "chain": {"nodes": 50},
@@ -52,7 +53,9 @@ def random_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarray
     return inputs
 
 
-def run(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarray]:
+def run(
+    model: onnx.ModelProto, seed: int = 0, inputs: dict[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -60,7 +63,8 @@ def run(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarray]:
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, random_inputs(model, seed)), strict=True))
+    feeds = random_inputs(model, seed) if inputs is None else inputs
+    return dict(zip(names, session.run(names, feeds), strict=True))
 
 
 def activations(model: onnx.ModelProto) -> dict[str, np.ndarray]:

@@ -26,6 +26,8 @@ SIZES = [
     ("vit", {"layers": 48, "width": 128, "image": 64}),
     ("bert", {}),
     ("bert", {"layers": 48, "width": 128, "sequence": 32, "vocabulary": 1000}),
+    ("gpt", {}),
+    ("gpt", {"layers": 48, "width": 128, "sequence": 32, "vocabulary": 1000}),
     ("unet", {}),
     ("yolo", {"image": 160}),
     ("yolo", {"depth": 3, "image": 160}),

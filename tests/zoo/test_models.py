@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from qdqtune.zoo import ARCHITECTURES, build
-from tests.zoo.runs import SMALL, activations, count, parameters, run
+from tests.zoo.runs import SMALL, activations, count, parameters, random_inputs, run
 
 WITH_BATCH_NORM = [
     "resnet18",
@@ -161,6 +161,27 @@ def test_sizes_are_the_published_ones(
 
     assert parameters(model) == size
     assert {op_type: count(model, op_type) for op_type in operators} == operators
+
+
+def test_gpt_looks_only_back() -> None:
+    model = build("gpt", **SMALL["gpt"])
+    inputs = random_inputs(model)
+    before = run(model, inputs=inputs)["logits"]
+
+    inputs["input_ids"][0, 10] += 1
+    after = run(model, inputs=inputs)["logits"]
+
+    moved = np.abs(after - before).max(axis=(0, 2))
+    assert moved[:10].max() < 1e-4
+    assert moved[10:].min() > 1e-3
+
+
+def test_gpt_has_the_parameters_of_gpt_2() -> None:
+    settings = {"width": 768, "vocabulary": 1000}
+    one, two = (parameters(build("gpt", layers=layers, **settings)) for layers in (1, 2))
+
+    # GPT-2 has 124,439,808: twelve layers, and 50,257 words in the table that the head shares.
+    assert one + 11 * (two - one) + (50_257 - 1000) * 768 == 124_439_808
 
 
 @pytest.mark.parametrize("nodes", [1, 7, 1000, 20_000])

@@ -38,6 +38,7 @@ def test_unknown_setting_names_the_choices() -> None:
         ("vit", {"width": 100}),
         ("vit", {"image": 100}),
         ("bert", {"sequence": 513}),
+        ("gpt", {"sequence": 1025}),
         ("convnext", {"depths": (2, 2)}),
         ("convnext", {"image": 8}),
         ("unet", {"image": 100}),

@@ -43,6 +43,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "convnext": {"depths": (1, 1), "dims": (16, 32), "image": 32},
     "vit": {"layers": 2, "width": 32, "head_width": 16, "image": 32},
     "bert": {"layers": 2, "width": 32, "head_width": 16, "sequence": 16, "vocabulary": 100},
+    "gpt": {"layers": 2, "width": 32, "head_width": 16, "sequence": 16, "vocabulary": 100},
     "unet": {"width": 4, "image": 32},
     "yolo": {"width": 4, "image": 64},
     "chain": {"nodes": 50},

@@ -21,7 +21,7 @@ from qdqtune.zoo._classifiers import (
     shufflenet_v2,
 )
 from qdqtune.zoo._dense_prediction import unet, yolo
-from qdqtune.zoo._transformers import bert, vit
+from qdqtune.zoo._transformers import bert, gpt, vit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +44,7 @@ _BUILDERS: dict[str, Callable[..., onnx.ModelProto]] = {
         convnext,
         vit,
         bert,
+        gpt,
         unet,
         yolo,
         chain,

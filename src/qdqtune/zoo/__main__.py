@@ -82,13 +82,18 @@ def _write(arguments: argparse.Namespace) -> None:
         raise UsageError("no architecture is named", f"Models: {', '.join(ARCHITECTURES)}.")
     path = arguments.output or Path(f"{arguments.name}.onnx")
     check_writable(path, force=arguments.force)
-    settings = _read_settings(arguments.name, arguments.set)
+    settings = read_settings(arguments.name, arguments.set)
     content = build(arguments.name, seed=arguments.seed, **settings).SerializeToString()
     write_bytes(path, content, force=arguments.force)
     sys.stdout.write(f"{path}: {len(content) / 1e6:.1f} MB\n")
 
 
-def _read_settings(name: str, assignments: Sequence[str]) -> dict[str, object]:
+def read_settings(name: str, assignments: Sequence[str]) -> dict[str, object]:
+    """Read the settings of an architecture as a user types them, such as `width=64`.
+
+    Raises:
+        UsageError: If one has no value.
+    """
     defaults = default_settings(name)
     settings: dict[str, object] = {}
     for assignment in assignments:

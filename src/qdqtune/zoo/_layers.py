@@ -348,11 +348,13 @@ def gemm(b: GraphBuilder, x: Value, name: str, width: int) -> Value:
     return b.node("Gemm", name, [x, *operands], shape=shape, marginal=marginal, transB=1)
 
 
-def layer_norm(b: GraphBuilder, x: Value, name: str, *, epsilon: float = 1e-6) -> Value:
-    """Adds a LayerNormalization over the last axis."""
+def layer_norm(
+    b: GraphBuilder, x: Value, name: str, *, epsilon: float = 1e-6, gain: float = 1.0
+) -> Value:
+    """Adds a LayerNormalization over the last axis; its outputs have a spread of about `gain`."""
     width = x.shape[-1]
-    scale = b.weights.positive(f"{name}.weight", width, size=1.0)
-    shift = b.weights.normal(f"{name}.bias", (width,), std=BIAS_SIZE)
+    scale = b.weights.positive(f"{name}.weight", width, size=gain)
+    shift = b.weights.normal(f"{name}.bias", (width,), std=BIAS_SIZE * gain)
     operands = b.parameters(name, weight=scale, bias=shift)
     marginal = Marginal.normal(shift, scale.astype(np.float64) ** 2)
     return b.node(
@@ -371,6 +373,18 @@ def gelu(b: GraphBuilder, x: Value, name: str) -> Value:
     return b.node(
         "Mul", f"{name}.half", [product, b.shared_scalar("gelu.half", 0.5)], marginal=marginal
     )
+
+
+def gelu_tanh(b: GraphBuilder, x: Value, name: str) -> Value:
+    """Adds 0.5 · x · (1 + Tanh(√(2/π) · (x + 0.044715 · x³))), as GPT-2 computes GELU."""
+    half = b.node("Mul", f"{name}.half", [x, b.shared_scalar("gelu.half", 0.5)])
+    cube = b.node("Pow", f"{name}.pow", [x, b.shared_scalar("gelu.three", 3.0)])
+    small = b.node("Mul", f"{name}.small", [cube, b.shared_scalar("gelu.cubic", 0.044715)])
+    inner = b.node("Add", f"{name}.inner", [x, small])
+    scaled = b.node("Mul", f"{name}.scaled", [inner, b.shared_scalar("gelu.scale", 0.7978845608)])
+    tanh = b.node("Tanh", f"{name}.tanh", [scaled])
+    raised = b.node("Add", f"{name}.add", [tanh, b.shared_scalar("gelu.one", 1.0)])
+    return b.node("Mul", f"{name}.mul", [half, raised], marginal=x.marginal.through(gelu_of))
 
 
 def mixed_heads(b: GraphBuilder, scores: Value, v: Value, name: str) -> Value:

@@ -1,4 +1,4 @@
-"""Transformer encoders: BERT and ViT."""
+"""Transformers: the encoders BERT and ViT, the decoder GPT-2."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import numpy as np
 import onnx
 
 from qdqtune.records._errors import UsageError
-from qdqtune.zoo._builder import STANDARD_NORMAL, GraphBuilder, Value
+from qdqtune.zoo._builder import STANDARD_NORMAL, Float32s, GraphBuilder, Value
 from qdqtune.zoo._layers import (
     SHARPNESS,
     Window,
     add,
     conv,
     gelu,
+    gelu_tanh,
     gemm,
     image_input,
     layer_norm,
@@ -24,9 +25,12 @@ from qdqtune.zoo._layers import (
 )
 
 _POSITIONS = 512
+_GPT_POSITIONS = 1024
 _TOKEN_TYPES = 2
 _EPSILON = 1e-12
+_GPT_EPSILON = 1e-5
 _MASKED_SCORE = -10000.0
+_LOGITS_SPREAD = 4.0
 
 
 def bert(
@@ -41,8 +45,7 @@ def bert(
 ) -> onnx.ModelProto:
     """BERT: int64 inputs, embeddings, masked attention, GELU, post-norm, pooler."""
     require_multiple("width", width, "head_width", head_width)
-    if sequence > _POSITIONS:
-        raise UsageError(f"sequence={sequence} is too long", f"At most {_POSITIONS}.")
+    _require_positions(sequence, _POSITIONS)
     b = GraphBuilder("bert", seed, branches=2 * layers)
     ids, types, mask = (
         b.input(name, (batch, sequence), onnx.TensorProto.INT64)
@@ -60,6 +63,11 @@ def bert(
     return b.model({"last_hidden_state": x, "pooler_output": _pooler(b, x)})
 
 
+def _require_positions(sequence: int, positions: int) -> None:
+    if sequence > positions:
+        raise UsageError(f"sequence={sequence} is too long", f"At most {positions}.")
+
+
 def _embeddings(b: GraphBuilder, ids: Value, types: Value, width: int, vocabulary: int) -> Value:
     positions = b.integers("embeddings.position_ids", range(ids.shape[1]))
     words = _looked_up(b, "embeddings.word", ids, vocabulary, width, 1.0)
@@ -72,8 +80,13 @@ def _embeddings(b: GraphBuilder, ids: Value, types: Value, width: int, vocabular
 
 def _looked_up(b: GraphBuilder, name: str, ids: Value, rows: int, width: int, size: float) -> Value:
     table = b.weights.normal(f"{name}.weight", (rows, width), std=size, channel_axis=1)
+    return _gathered(b, name, ids, table)
+
+
+def _gathered(b: GraphBuilder, name: str, ids: Value, table: Float32s) -> Value:
     operands = [b.initializer(f"{name}.weight", table), ids]
-    return b.node("Gather", f"{name}.gather", operands, shape=(*ids.shape, width), axis=0)
+    shape = (*ids.shape, table.shape[1])
+    return b.node("Gather", f"{name}.gather", operands, shape=shape, axis=0)
 
 
 def _mask_penalty(b: GraphBuilder, mask: Value) -> Value:
@@ -97,12 +110,18 @@ def _attention(b: GraphBuilder, x: Value, penalty: Value, name: str, heads: int)
 
     q, v = projected("query", (0, 2, 1, 3)), projected("value", (0, 2, 1, 3))
     k = projected("key", (0, 2, 3, 1))
-    scores = b.node("MatMul", f"{name}.scores", [q, k], shape=(batch, heads, tokens, tokens))
-    root = b.initializer(f"{name}.scores.sqrt_width", np.array(math.sqrt(head_width), np.float32))
-    scores = b.node("Div", f"{name}.scores.scaled", [scores, root])
+    scores = _scaled_scores(b, q, k, name)
     scores = b.node("Add", f"{name}.scores.masked", [scores, penalty])
     mixed = mixed_heads(b, scores, v, name)
     return linear(b, mixed, f"{name}.output", width, gain=b.branch_gain)
+
+
+def _scaled_scores(b: GraphBuilder, q: Value, k: Value, name: str) -> Value:
+    """Products of queries and transposed keys, divided by the root of the head width."""
+    batch, heads, tokens, head_width = q.shape
+    scores = b.node("MatMul", f"{name}.scores", [q, k], shape=(batch, heads, tokens, tokens))
+    root = b.initializer(f"{name}.scores.sqrt_width", np.array(math.sqrt(head_width), np.float32))
+    return b.node("Div", f"{name}.scores.scaled", [scores, root])
 
 
 def _normalized_sum(b: GraphBuilder, x: Value, y: Value, name: str) -> Value:
@@ -114,6 +133,63 @@ def _pooler(b: GraphBuilder, x: Value) -> Value:
     y = b.node("Gather", "pooler.first", [x, first], shape=(x.shape[0], x.shape[2]), axis=1)
     y = gemm(b, y, "pooler.dense", x.shape[2])
     return b.node("Tanh", "pooler.tanh", [y], marginal=STANDARD_NORMAL)
+
+
+def gpt(
+    seed: int,
+    *,
+    layers: int = 4,
+    width: int = 256,
+    head_width: int = 64,
+    sequence: int = 128,
+    vocabulary: int = 8192,
+    batch: int = 1,
+) -> onnx.ModelProto:
+    """GPT-2: int64 input, causal attention with fused QKV, tanh GELU, pre-norm, tied head."""
+    require_multiple("width", width, "head_width", head_width)
+    _require_positions(sequence, _GPT_POSITIONS)
+    b = GraphBuilder("gpt", seed, branches=2 * layers)
+    ids = b.input("input_ids", (batch, sequence), onnx.TensorProto.INT64)
+    positions = b.integers("position_ids", range(sequence))
+    words = b.weights.normal("wte.weight", (vocabulary, width), channel_axis=1)
+    x = _gathered(b, "wte", ids, words)
+    x = add(b, x, _looked_up(b, "wpe", positions, _GPT_POSITIONS, width, 0.5), "embeddings.add")
+    may_look = b.initializer("mask.causal", np.tri(sequence, dtype=bool)[None, None])
+    for index in range(layers):
+        name = f"h.{index}"
+        y = layer_norm(b, x, f"{name}.ln_1", epsilon=_GPT_EPSILON)
+        y = _causal_attention(b, y, may_look, f"{name}.attn", width // head_width)
+        x = add(b, y, x, f"{name}.add_1")
+        y = layer_norm(b, x, f"{name}.ln_2", epsilon=_GPT_EPSILON)
+        y = gelu_tanh(b, linear(b, y, f"{name}.mlp.c_fc", 4 * width), f"{name}.mlp.act")
+        y = linear(b, y, f"{name}.mlp.c_proj", width, gain=b.branch_gain)
+        x = add(b, x, y, f"{name}.add_2")
+    x = layer_norm(b, x, "ln_f", epsilon=_GPT_EPSILON, gain=_LOGITS_SPREAD / math.sqrt(width))
+    # Exporters fold the Transpose of the shared table into a second initializer.
+    head = b.initializer("lm_head.weight_transposed", np.ascontiguousarray(words.T))
+    return b.model(
+        {"logits": b.node("MatMul", "lm_head", [x, head], shape=(batch, sequence, vocabulary))}
+    )
+
+
+def _causal_attention(b: GraphBuilder, x: Value, may_look: Value, name: str, heads: int) -> Value:
+    batch, tokens, width = x.shape
+    qkv = linear(b, x, f"{name}.c_attn", 3 * width, gain=SHARPNESS)
+    perms = {"q": (0, 2, 1, 3), "k": (0, 2, 3, 1), "v": (0, 2, 1, 3)}
+    parts = b.split(f"{name}.split", qkv, (width,) * 3, axis=2)
+
+    def per_head(part: Value, role: str) -> Value:
+        y = b.reshape(f"{name}.{role}.reshape", part, (batch, tokens, heads, width // heads))
+        return b.transpose(f"{name}.{role}.transpose", y, perms[role])
+
+    q, k, v = (per_head(part, role) for part, role in zip(parts, perms, strict=True))
+    scores = _scaled_scores(b, q, k, name)
+    penalty = b.shared_scalar("mask.score", _MASKED_SCORE)
+    scores = b.node(
+        "Where", f"{name}.scores.masked", [may_look, scores, penalty], shape=scores.shape
+    )
+    mixed = mixed_heads(b, scores, v, name)
+    return linear(b, mixed, f"{name}.c_proj", width, gain=b.branch_gain)
 
 
 def vit(
