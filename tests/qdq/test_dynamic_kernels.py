@@ -170,9 +170,7 @@ def stored(dialect: str, folder: Path) -> np.ndarray:
 
 
 def test_seven_bits_never_saturate_and_eight_do(tmp_path: Path) -> None:
-    seven, eight = (
-        stored(name, tmp_path / name) for name in ("onnxruntime-novnni", "onnxruntime")
-    )
+    seven, eight = (stored(name, tmp_path / name) for name in ("onnxruntime-novnni", "onnxruntime"))
     data = np.full((3, len(seven)), 255, np.uint8)  # the most that a step can be
     data[1] = rng.integers(0, 256, len(seven))
     assert np.abs(seven).max() == 64
