@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +15,9 @@ from qdqtune.records._ranges import CalibrationSource, Ranges
 
 names = st.text(min_size=1, max_size=8)
 edges = st.builds(Edge, names, names, st.integers(0, 9))
-placements = st.builds(Placement, st.frozensets(edges), st.frozensets(names))
+placements = st.builds(
+    Placement, st.frozensets(edges), *[st.frozensets(names, max_size=3) for _ in range(3)]
+)
 
 
 @given(placement=placements)
@@ -33,9 +38,39 @@ def test_equal_placements_are_equal_files() -> None:
     assert forward.to_json() == backward.to_json()
 
 
+PLAIN = Placement.of([("x", "conv", 0), ("w", "conv", 1), ("y", "", 0)], ["h", "x"])
+
+
+def test_what_needs_no_more_is_of_the_first_schema() -> None:
+    """Journals of earlier versions hold these digests, and their readers know these files."""
+    assert PLAIN.digest() == "6d3c534d6201f8cab637413a962e4922"
+    assert Placement().digest() == "4eaec12dc5d6b8c5da0782f419a459d9"
+    written = json.loads(PLAIN.to_json("abc"))
+    assert written == {
+        "kind": "placement", "schema": 1, "model": "abc", "outputs": ["h", "x"],
+        "edges": [["w", "conv", 1], ["x", "conv", 0], ["y", "", 0]],
+    }  # fmt: skip
+    assert Placement.from_json(json.dumps(written)) == PLAIN
+
+
+@pytest.mark.parametrize("form", ["dynamic", "unfused"])
+def test_other_forms_of_ops_are_of_the_second_schema(form: str) -> None:
+    other = replace(PLAIN, **{form: frozenset({"n2", "n1"})})
+    written = json.loads(other.to_json())
+    assert (written["schema"], written[form]) == (2, ["n1", "n2"])
+    assert other.digest() != PLAIN.digest()
+    assert other != PLAIN
+    assert PLAIN | other == other
+    assert replace(Placement(), **{form: frozenset({"n"})})  # it quantizes something
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ('{"kind": "placement", "schema": 2, "dynamic": [1]}', "list of node names"),
+        ('{"kind": "placement", "schema": 2, "unfused": "n1"}', "list of node names"),
+        ('{"kind": "placement", "schema": 0}', "schema is 0"),
+        ('{"kind": "placement", "schema": true}', "schema is True"),
         ("nonsense", "not a placement file"),
         ("[]", "not a placement file"),
         ('{"kind": "ranges"}', "not a placement file"),

@@ -30,11 +30,21 @@ from qdqtune.records._errors import UsageError
 from qdqtune.records._placement import Edge
 
 INTEGER_PRODUCT = "MatMulInteger"
+INTEGER_PRODUCTS = frozenset({INTEGER_PRODUCT, "ConvInteger"})
+"""Ops that multiply integers and are no pair's; of the second we write none."""
 
 #: Names the float weight of an integer product.
 _MULTIPLIES = "multiplies by "
-#: Marks the last node of a Gemm, whose weight is then the second operand or its transpose.
-_GEMM, _GEMM_TRANSPOSED = "from Gemm", "from Gemm, transB"
+#: Marks the last node of a Gemm; the attributes that it had follow.
+_GEMM = "from Gemm"
+# The attributes that a dynamic Gemm can have, as they are written behind the mark.
+_ATTRIBUTES = {
+    "alpha": ir.AttrFloat32("alpha", 1.0),
+    "beta": ir.AttrFloat32("beta", 1.0),
+    "transA=0": ir.AttrInt64("transA", 0),
+    "transB=0": ir.AttrInt64("transB", 0),
+    "transB": ir.AttrInt64("transB", 1),
+}
 _SUFFIXES = (
     "_quantized", "_scale", "_zero_point", "_int32", "_cast", "_scales", "_product",
 )  # fmt: skip
@@ -70,7 +80,7 @@ class DynamicOps:
         """
         index, dialect = self._base.index, self._encoder.dialect
         for edge in edges if ops else ():
-            if edge.node in ops and edge.position:
+            if edge.node in ops and edge.position == 1:
                 raise UsageError(
                     f"The placement quantizes {edge.tensor!r} for {edge.node!r}, which is dynamic: "
                     "its weight is quantized anyway.",
@@ -137,8 +147,18 @@ class DynamicOps:
         else:
             steps.append(make_node("Mul", scaled, [result], name=name))
         if proto.op_type == "Gemm":
-            steps[-1].doc_string = _GEMM_TRANSPOSED if self.key(name)[1] else _GEMM
+            steps[-1].doc_string = self._gemm(name)
         return parts + b"".join(map(node_part, steps))
+
+    def _gemm(self, name: str) -> str:
+        """What marks the last node of a Gemm."""
+        own = self._base.index.node[name].attributes
+        found = [
+            label
+            for label, attribute in _ATTRIBUTES.items()
+            if attribute.name in own and own[attribute.name].value == attribute.value
+        ]
+        return ", ".join([_GEMM, *found])
 
     def _weight(self, name: str) -> tuple[list[str], bytes]:
         """Names of the weight, its scale and its zero point if it has one; all of them, written."""
@@ -181,7 +201,7 @@ class DynamicOp:
         weight: The stored weight.
         weight_name: The name of the float weight.
         encoding: How the weight is quantized.
-        is_transposed: Whether the float weight is the transpose of the stored one.
+        attributes: What a Gemm is told.
         bias: The bias of a Gemm.
         nodes: All nodes of it; the first may serve others as well, the last writes the result.
     """
@@ -192,27 +212,34 @@ class DynamicOp:
     weight: ir.Value
     weight_name: str
     encoding: ReadEncoding
-    is_transposed: bool
+    attributes: tuple[ir.Attr, ...]
     bias: ir.Value | None
     nodes: tuple[ir.Node, ...]
 
+    @property
+    def is_transposed(self) -> bool:
+        """Whether the float weight is the transpose of the stored one."""
+        return _ATTRIBUTES["transB"] in self.attributes
+
 
 def find_dynamic_ops(graph: ir.Graph) -> Iterator[DynamicOp]:
-    """Yield the dynamic ops of a graph."""
-    for node in graph:
+    """Yield the dynamic ops of a graph, which may be changed in between."""
+    for node in list(graph):
         if is_op(node, INTEGER_PRODUCT) and (found := _dynamic_op(node)) is not None:
             yield found
 
 
 def _dynamic_op(product: ir.Node) -> DynamicOp | None:
-    data, weight = product.inputs[0], product.inputs[1]
+    data, weight = input_at(product, 0), input_at(product, 1)
     quantizer = data.producer() if data is not None else None
     stored = ir.convenience.get_const_tensor(weight) if weight is not None else None
     if not is_op(quantizer, DYNAMIC_QUANTIZE) or stored is None or weight is None:
         return None
     assert quantizer is not None
+    if len(quantizer.outputs) != 3:  # a file may lie
+        return None
     _, scale, zero_point = quantizer.outputs
-    source = quantizer.inputs[0]
+    source = input_at(quantizer, 0)
     if input_at(product, 2) is not zero_point or data is not quantizer.outputs[0]:
         return None
     cast = _only_reader(product.outputs[0], "Cast")
@@ -230,24 +257,31 @@ def _dynamic_op(product: ir.Node) -> DynamicOp | None:
     last = scaled
     marked = _only_reader(scaled.outputs[0], "Add")
     bias = None
-    if marked is not None and (marked.doc_string or "").startswith(_GEMM):
-        last, nodes = marked, (*nodes, marked)
-        bias = next((value for value in marked.inputs if value is not scaled.outputs[0]), None)
-    doc = last.doc_string or ""
+    if marked is not None and _is_bias_of(marked, scaled.outputs[0]):
+        last, nodes, bias = marked, (*nodes, marked), input_at(marked, 1)
+    kind, *told = (last.doc_string or "").split(", ")
     label = product.doc_string or ""
     is_ours = label.startswith(_MULTIPLIES)
     name = (last if is_ours else product).name or ""
     return DynamicOp(
         name=name if is_ours else name.removesuffix(_FOREIGN_SUFFIX),
-        op_type="Gemm" if doc.startswith(_GEMM) else "MatMul",
+        op_type="Gemm" if kind == _GEMM else "MatMul",
         data=source,
         weight=weight,
         weight_name=label[len(_MULTIPLIES) :] if is_ours else _foreign_name(weight),
         encoding=encoding,
-        is_transposed=doc == _GEMM_TRANSPOSED,
+        attributes=tuple(
+            _ATTRIBUTES[each] for each in told if kind == _GEMM and each in _ATTRIBUTES
+        ),
         bias=bias,
         nodes=nodes,
     )
+
+
+def _is_bias_of(add: ir.Node, product: ir.Value) -> bool:
+    """Whether an Add is the last node of the Gemm whose product it reads, not of another one."""
+    is_last = (add.doc_string or "").startswith(_GEMM) and input_at(add, 0) is product
+    return is_last and add.graph is product.graph
 
 
 def _only_reader(value: ir.Value, op_type: str) -> ir.Node | None:

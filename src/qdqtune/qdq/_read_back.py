@@ -22,7 +22,8 @@ from qdqtune.graph._op_classes import (
     input_at,
     is_op,
 )
-from qdqtune.qdq._dynamic import DynamicOp, find_dynamic_ops
+from qdqtune.graph._weights import values_of
+from qdqtune.qdq._dynamic import INTEGER_PRODUCTS, DynamicOp, find_dynamic_ops
 from qdqtune.qdq._encoding import ReadEncoding, dequantize, wider
 from qdqtune.qdq._insert import COPY_OF, UNFUSED_ADD
 from qdqtune.qdq._op_units import canonical
@@ -48,7 +49,8 @@ class ReadResult:
         placement: Every edge that sees a quantized value, and every tensor whose readers all do.
         encodings: Encoding by tensor name; the coarsest where readers have different ones.
         pairs: How many DequantizeLinear nodes were understood.
-        left: How many Q and DQ nodes were not: scales per block, integer ops between them, bodies.
+        left: How many Q, DQ and integer products were not: scales per block, products of two
+            activations, bodies.
         rounded: How many weights have the values that quantized ones stand for.
     """
 
@@ -80,7 +82,7 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
     """
     own = any(key.startswith("qdqtune.") for key in model.metadata_props)
     stripper = _Stripper(model, weights_from, foreign=not own)
-    for op in list(find_dynamic_ops(model.graph)):
+    for op in find_dynamic_ops(model.graph):
         stripper.make_static(op)
     stripper.fuse_again()
     for node in list(model.graph):
@@ -124,8 +126,8 @@ class _Stripper:
         weight = self._restore(op.weight_name, steps, encoding, op.weight)
         inputs = [op.data, weight, *([op.bias] if op.bias is not None else [])]
         node = ir.node(op.op_type, inputs, name=op.name)
-        if op.is_transposed:
-            node.attributes.add(ir.AttrInt64("transB", 1))
+        for attribute in op.attributes:
+            node.attributes.add(attribute)
         old, new = op.nodes[-1].outputs[0], node.outputs[0]
         new.type, new.shape = old.type, old.shape
         self._graph.insert_before(op.nodes[-1], node)
@@ -133,6 +135,8 @@ class _Stripper:
         name, old.name = old.name, f"{old.name}_dynamic"
         new.name = name
         op.nodes[-1].name = None
+        if op.bias is not None:  # else it would count as a reader of it until it is removed
+            op.nodes[-1].replace_input_with(1, None)
         self._removed += op.nodes
         self._encodings.append((weight, encoding))
         self._dynamic.append(node)
@@ -140,7 +144,7 @@ class _Stripper:
     def fuse_again(self) -> None:
         """Make an Add of each Sum that was one."""
         for node in self._graph:
-            if is_op(node, "Sum") and node.doc_string == UNFUSED_ADD:
+            if is_op(node, "Sum") and node.doc_string == UNFUSED_ADD and len(node.inputs) == 2:
                 node.op_type, node.doc_string = "Add", None
                 self._unfused.append(node)
 
@@ -232,6 +236,8 @@ class _Stripper:
         """
         dtype = ir.DataType.from_numpy(encoding.scale.dtype)
         original = self._original(name, steps, dtype)
+        if self._foreign:
+            original = self._turned(name, steps, encoding) or original
         kept = self._graph.initializers.get(name)
         if kept is not None and not self._foreign:
             return kept  # others read its float values, which stayed in the file
@@ -258,6 +264,25 @@ class _Stripper:
         if known is None or known.dtype != dtype or tuple(known.shape) != tuple(like.shape):
             return None
         return known
+
+    def _turned(
+        self, name: str, steps: ir.TensorProtocol, encoding: ReadEncoding
+    ) -> ir.TensorProtocol | None:
+        """The transpose of an original weight, if that is what was stored under its name.
+
+        `quantize_dynamic` makes a MatMul of a Gemm, and leaves the weight its name.
+        """
+        known = self._originals.get(name)
+        constant = known.const_value if known is not None else None
+        dims = tuple(steps.shape.numpy())
+        if constant is None or len(dims) != 2 or tuple(constant.shape.numpy()) != dims[::-1]:
+            return None
+        values = values_of(constant)
+        if dims[0] == dims[1]:
+            found = dequantize(steps.numpy(), encoding.scale, encoding.zero_point, encoding.axis)
+            if np.square(values - found).sum() <= np.square(values.T - found).sum():
+                return None
+        return ir.Tensor(np.ascontiguousarray(values.T), constant.dtype, name=name)
 
     def carry_on(self) -> None:
         """Apply what stands between a quantized weight and the op that it belongs to."""
@@ -321,7 +346,7 @@ class _Stripper:
             name = value.name or ""
             encodings[name] = wider(encodings.get(name, encoding), encoding)
         nodes = (node for graph in self._model.graphs() for node in graph)
-        left = sum(is_op(node, *QDQ_OPS) for node in nodes)
+        left = sum(is_op(node, *QDQ_OPS, *INTEGER_PRODUCTS) for node in nodes)
         return ReadResult(placement, encodings, self._pairs, left, len(self._rounded))
 
 

@@ -10,12 +10,19 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from qdqtune.graph._op_classes import DEQUANTIZE, FLOAT_TYPES, QUANTIZE, WEIGHTED_OPS
+from qdqtune.graph._op_classes import (
+    DEQUANTIZE,
+    DYNAMIC_QUANTIZE,
+    FLOAT_TYPES,
+    QUANTIZE,
+    WEIGHTED_OPS,
+)
 from qdqtune.qdq._dialect import OpRule, Output
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.testing.simulated._machine import Profile
 from qdqtune.testing.simulated._wiring import (
     CONVS,
+    INTEGER_PRODUCT,
     MOVES,
     POINTWISE,
     REDUCTIONS,
@@ -202,6 +209,8 @@ class Fuser:
             op: None for op in wiring.ops if op.op_type not in outside and not is_free(wiring, op)
         }
         self.groups: list[Group] = []
+        if profile.dynamic:
+            self._take_dynamic()
         if not profile.fuses:
             self._take_units()
         else:
@@ -229,6 +238,28 @@ class Fuser:
 
         weighted = [op for op in self._left if op.op_type in WEIGHTED_OPS]
         return sorted(weighted, key=rank, reverse=True)
+
+    # Products whose input is quantized at run time.
+
+    def _take_dynamic(self) -> None:
+        """Fuses each with what scales its result, and with a bias."""
+        for op in [each for each in self._left if each.op_type == INTEGER_PRODUCT]:
+            quantizer = self._wiring.producer.get(op.inputs[0])
+            cast = self._wiring.only_reader(op.outputs[0])
+            scaled = self._wiring.only_reader(cast.outputs[0]) if cast is not None else None
+            if quantizer is None or cast is None or scaled is None:
+                continue
+            factors = [self._wiring.producer.get(name) for name in scaled.inputs]
+            scales = next((each for each in factors if each not in (None, cast)), None)
+            kinds = [each.op_type if each else "" for each in (quantizer, cast, scaled, scales)]
+            if scales is None or kinds != [DYNAMIC_QUANTIZE, "Cast", "Mul", "Mul"]:
+                continue
+            bias = self._wiring.only_reader(scaled.outputs[0])
+            taken = [op, cast, scales, scaled]
+            if bias in self._left and self._is_bias(bias, scaled.outputs[0]):
+                taken.append(bias)
+            if all(each in self._left for each in taken):
+                self._take(taken, op)
 
     # Normalizations and activations that the exporter decomposed.
 

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 import onnx
 import onnx_ir as ir
 
-from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE, WEIGHTED_OPS
+from qdqtune.graph._op_classes import DEQUANTIZE, DYNAMIC_QUANTIZE, QUANTIZE, WEIGHTED_OPS
 from qdqtune.testing.simulated._fusion import Fuser, Group, LowPrecision, Storage
 from qdqtune.testing.simulated._machine import DEFAULT_PROFILE, Profile, profile_named
 from qdqtune.testing.simulated._wiring import (
     CONVS,
+    INTEGER_PRODUCT,
     MOVES,
     POINTWISE,
     RECURRENT,
+    REDUCTIONS,
     TABLE_OPS,
     Op,
     Shapes,
@@ -37,6 +39,7 @@ _COSTLY_STEPS = 8.0
 # A lookup in a table of 256 entries, for any function.
 _TABLE_STEPS = 2.0
 _STEPS = {"Softmax": 12.0, "LogSoftmax": 12.0, "LayerNormalization": 6.0, "RMSNormalization": 5.0}
+_NORMALIZATIONS = REDUCTIONS | {"LayerNormalization"}
 _STEPS |= {"InstanceNormalization": 6.0, "GroupNormalization": 6.0, "Resize": 4.0}
 
 
@@ -126,12 +129,27 @@ class _Planner:
         """Return the number of simple elementwise operations in a kernel."""
         low = group.lead in self._low.kernels
         total = sum(steps(self._wiring, op, low=low) for op in group.ops)
+        if group.lead.op_type == DYNAMIC_QUANTIZE:
+            total += self._wiring.size(group.lead.inputs[0]) * self._profile.dynamic_steps
+        elif self._is_fused_with_sum(group):
+            total += self._wiring.size(group.ops[-1].outputs[0]) * self._profile.fused_norm_steps
         if not low or group.lead.op_type in TABLE_OPS:
             return total
         total += self._wiring.size(group.ops[-1].outputs[0]) * self._profile.requantize_steps
         if group.lead.op_type not in WEIGHTED_OPS:
             total += sum(map(self._wiring.size, group.reads))
         return total
+
+    def _is_fused_with_sum(self, group: Group) -> bool:
+        """Whether a kernel is a layer normalization of a sum that is computed in floats."""
+        if not any(op.op_type in _NORMALIZATIONS for op in group.ops):
+            return False
+        makers = (self._wiring.producer.get(tensor) for tensor in group.reads)
+        sums = [op for op in (*makers, *group.ops) if op is not None and op.op_type == "Add"]
+        return any(
+            op not in self._low.kernels and self._wiring.constant.isdisjoint(op.inputs)
+            for op in sums
+        )
 
     def _moved_bytes(self, group: Group) -> float:
         members = set(group.ops)
@@ -210,6 +228,9 @@ def macs_us(wiring: Wiring, op: Op, dtype: ir.DataType, profile: Profile) -> flo
     count = macs(wiring, op)
     if not count:
         return 0.0
+    speed = 1.0
+    if op.op_type == INTEGER_PRODUCT:
+        dtype, speed = (dtype, profile.dynamic) if profile.dynamic else (ir.DataType.FLOAT, 1.0)
     unit = profile.units.get(dtype, profile.units[ir.DataType.FLOAT])
     inputs, outputs, depthwise = _channels(wiring, op)
     part = unit.depthwise if depthwise else _filled(inputs, unit.input_step)
@@ -217,7 +238,7 @@ def macs_us(wiring: Wiring, op: Op, dtype: ir.DataType, profile: Profile) -> flo
     if profile.half_full:
         results = wiring.size(op.outputs[0])
         part *= results / (results + profile.half_full)
-    return count * (1.0 / (unit.rate * part)) / 1000.0
+    return count * (1.0 / (unit.rate * speed * part)) / 1000.0
 
 
 def steps(wiring: Wiring, op: Op, *, low: bool) -> float:
@@ -229,7 +250,7 @@ def steps(wiring: Wiring, op: Op, *, low: bool) -> float:
         low: Whether it computes in low precision.
     """
     out = max((wiring.size(tensor) for tensor in op.outputs), default=0)
-    if op.op_type in WEIGHTED_OPS:
+    if op.op_type in WEIGHTED_OPS or op.op_type == INTEGER_PRODUCT:
         return 0.0
     if op.op_type in TABLE_OPS:
         return out * (_TABLE_STEPS if low else _COSTLY_STEPS)

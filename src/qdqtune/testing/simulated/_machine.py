@@ -74,6 +74,12 @@ class Profile:
             reads and writes quantized values whatever its neighbours are, and where they meet
             floats, a pass converts a tensor once.
         has_layouts: Whether low-precision Convs have their own layout.
+        dynamic: How fast products are whose input is quantized at run time, relative to other
+            uint8 ones; 0 if it has no such kernels, and runs what is written.
+        dynamic_steps: Simple operations per element for quantizing an input at run time; all
+            products that read it share the result.
+        fused_norm_steps: Additional simple operations per element of a layer normalization that is
+            fused with the Add before it, as it is whenever there is one; a Sum is never fused.
     """
 
     name: str
@@ -94,6 +100,9 @@ class Profile:
     build_kernel_s: float = 0.001
     fuses: bool = True
     has_layouts: bool = True
+    dynamic: float = 0.0
+    dynamic_steps: float = 0.0
+    fused_norm_steps: float = 0.0
 
 
 def _float_units(rate: float, output_step: int) -> dict[ir.DataType, MacUnit]:
@@ -123,6 +132,15 @@ _CPU_VNNI = Profile(
     launch_us=2.5,
     low_launch_us=2.5,
     epilogues=CPU_EPILOGUES,
+)
+
+_CPU_DYNAMIC = replace(
+    _CPU_VNNI,
+    name="cpu-dynamic",
+    summary="the same core, whose engine also quantizes inputs at run time",
+    dynamic=0.9,
+    dynamic_steps=4.0,
+    fused_norm_steps=10.0,
 )
 
 _CPU = replace(
@@ -173,7 +191,7 @@ _GPU = Profile(
 )
 
 PROFILES: dict[str, Profile] = {
-    profile.name: profile for profile in (_CPU_VNNI, _CPU, _FLOAT_ONLY, _GPU)
+    profile.name: profile for profile in (_CPU_VNNI, _CPU_DYNAMIC, _CPU, _FLOAT_ONLY, _GPU)
 }
 DEFAULT_PROFILE = _CPU_VNNI
 

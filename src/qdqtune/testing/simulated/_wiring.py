@@ -45,6 +45,8 @@ TABLE_OPS = {
     "Softsign", "Swish", "Tan", "Tanh",
 }  # fmt: skip
 """Expensive functions, which low-precision kernels look up in a table."""
+INTEGER_PRODUCT = "MatMulInteger"
+"""What a dynamic op multiplies with."""
 POINTWISE = frozenset(_CHEAP | TABLE_OPS)
 """Pointwise ops: each element depends only on elements at the same position."""
 REDUCTIONS = frozenset(
@@ -217,7 +219,7 @@ def macs(wiring: Wiring, op: Op) -> float:
     if op.op_type in RECURRENT:
         steps = math.prod(wiring.shape(op.inputs[0])[:2])
         return float(steps * sum(wiring.size(weight) for weight in op.inputs[1:3]))
-    if op.op_type not in WEIGHTED_OPS:
+    if op.op_type not in WEIGHTED_OPS and op.op_type != INTEGER_PRODUCT:
         return 0.0
     results = wiring.size(op.inputs[0] if op.op_type == "ConvTranspose" else op.outputs[0])
     if op.op_type in CONVS:
