@@ -24,6 +24,7 @@ from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import CalibrationSource, Ranges
 from qdqtune.records._tuning import BY_LAYERS, SchemeTimes, SubgraphTimes
 from qdqtune.rules._order import draft_placement
+from qdqtune.search._space import Form
 from qdqtune.search.subgraphs._fusion_groups import FusionGroup, fusion_groups
 from qdqtune.search.subgraphs._quantizable_groups import (
     NONE,
@@ -75,8 +76,13 @@ class Cut:
 
     @cached_property
     def subgraphs(self) -> list[Subgraph]:
-        units = self.planner.units
-        return find_subgraphs(self.index, self.groups, self.planner, self.ruled, units)
+        planner = self.planner
+        may = {
+            Form.WHOLE: planner.units,
+            Form.DYNAMIC: planner.dynamic,
+            Form.UNFUSED: planner.unfused,
+        }
+        return find_subgraphs(self.index, self.groups, planner, self.ruled, may)
 
     @property
     def contents(self) -> list[Content]:

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdqtune.search._space import Group, Space, State
+from qdqtune.search._space import Form, Group, Space, State
 from qdqtune.search.strategies._assembly_search import AssemblySearch, SubgraphTask
 from qdqtune.search.strategies._strategy import SEEDS, Limits, Score, Trial
-from qdqtune.search.subgraphs._assembly import Costs, Crossing, ObservedCosts, assemble
-from qdqtune.search.subgraphs._quantizable_groups import Choices
+from qdqtune.search.subgraphs._assembly import Costs, Crossing, ObservedCosts, assemble, form_in
+from qdqtune.search.subgraphs._choices import Choices
 from tests.conftest import model_from_text
 from tests.cutting import cut
 
@@ -41,6 +41,26 @@ def chain() -> tuple[Space, Choices]:
     groups = tuple(Group(f"p{n}", 0, "Conv", (f"n{2 * n}",)) for n in range(UNITS))
     each = tuple(frozenset({number}) for number in range(UNITS))
     return Space(made.planner, groups, {}), Choices(groups, each, each, (NOTHING,) * UNITS)
+
+
+@lru_cache
+def products() -> tuple[Space, Choices]:
+    """Products that are independent of each other, and can also be dynamic."""
+    body, last = "", "x"
+    for number in range(UNITS):
+        body += f"c{number} = MatMul({last}, w) e{number} = Erf(c{number})\n"
+        last = f"e{number}"
+    text = f"g (float[8,8] x) => (float[8,8] {last}) {{ {body} }}"
+    with tempfile.TemporaryDirectory() as folder:
+        made = cut(model_from_text(text, w=np.ones((8, 8), np.float32)), Path(folder))
+    groups = tuple(
+        Group(f"p{n}", 0, "MatMul", (f"n{2 * n}",), form=form)
+        for form in (Form.WHOLE, Form.DYNAMIC)
+        for n in range(UNITS)
+    )
+    each = tuple(frozenset({number}) for number in range(2 * UNITS))
+    around = tuple(frozenset({number, number + UNITS}) for number in range(UNITS))
+    return Space(made.planner, groups, {}), Choices(groups, each, around, (NOTHING,) * 2 * UNITS)
 
 
 def costs(quantized: Sequence[float | None], as_float: float = 10.0, **more: object) -> Costs:
@@ -94,9 +114,11 @@ def play(
         noise: Makes scores wrong by about 1 %, as they say.
         refused: What the engine does not take.
     """
-    space, choices = chain()
+    space, choices = products() if predicted.borderless_ms else chain()
     given = {"raw": assemble(predicted), "everything": space.everything} if seeds is None else seeds
-    parts = alike or [frozenset({number}) for number in range(len(space.groups))]
+    forms = range(len(choices.of_unit))
+    known = frozenset(number for number in forms if predicted.form_ms(number) is not None)
+    parts = alike or [part & known for part in choices.around]
     limits = Limits(benchmarks=benchmarks)
     played = Played(
         AssemblySearch(
@@ -134,8 +156,9 @@ def layers_of(truth: Costs) -> Callable[[State], ObservedCosts]:
 
     def look(state: State) -> ObservedCosts:
         times = {
-            n: ms if n not in state else (truth.quantized_ms[n] or ms)
+            n: ms if number is None else (truth.form_ms(number) or ms)
             for n, ms in enumerate(truth.float_ms)
+            for number in [form_in(state, n, len(truth.float_ms))]
         }
         quantized = {c.tensor: c.quantize_ms for c in truth.crossings if c.is_quantized_in(state)}
         back = {c.tensor: c.dequantize_ms for c in truth.crossings if c.is_dequantized_in(state)}
@@ -359,6 +382,54 @@ def test_batches_tell_what_was_expected_and_what_came() -> None:
     assert raw.measured == pytest.approx(truth.total_ms(NOTHING) / truth.total_ms(raw_state))
     expected = predicted.total_ms(NOTHING) / predicted.total_ms(raw_state)
     assert raw.predicted == pytest.approx(expected)
+
+
+def random_forms(seed: int) -> Costs:
+    """Costs of three forms."""
+    rng = random.Random(seed)
+    borderless = (None if rng.random() < 0.2 else rng.uniform(3.0, 12.0) for _ in range(UNITS))
+    return replace(random_costs(seed), borderless_ms=tuple(borderless))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_with_three_forms_the_optimum_is_found_at_once_too(seed: int) -> None:
+    truth = random_forms(seed)
+    played = play(truth, truth.total_ms, layers=layers_of(truth))
+    assert played.search.batches[0].stage == "raw"
+    assert truth.total_ms(played.search.best) == pytest.approx(truth.total_ms(assemble(truth)))
+
+
+def test_layers_put_the_costs_of_all_forms_right() -> None:
+    shortfall = 0.0
+    for seed in range(20):
+        truth, predicted = random_forms(seed), random_forms(seed + 100)
+        forms = zip(truth.borderless_ms, predicted.borderless_ms, strict=True)
+        told = tuple(None if true is None else ms or 2.0 for true, ms in forms)
+        predicted = replace(predicted, borderless_ms=told)
+        played = play(predicted, truth.total_ms, layers=layers_of(truth), benchmarks=16)
+        best = truth.total_ms(assemble(truth))
+        shortfall += math.log(truth.total_ms(played.search.best) / best) / 20
+        assert all(truth.form_ms(number) for number in played.search.best)
+    assert shortfall < 0.03
+
+
+@pytest.mark.parametrize("tells", [True, False], ids=["layers", "no layers"])
+def test_units_change_from_one_form_to_the_other(tells: bool) -> None:
+    """What is faster dynamic than quantized, and the other way round."""
+    told = replace(costs([4.0] * UNITS), borderless_ms=(2.0, 2.0, *(6.0,) * (UNITS - 2)))
+    layers = layers_of(told) if tells else None
+    for seed in (frozenset(range(UNITS)), frozenset(range(UNITS, 2 * UNITS))):
+        played = play(told, told.total_ms, {"one form": seed}, layers=layers)
+        assert played.search.best == {UNITS, UNITS + 1, *range(2, UNITS)}
+        (batch,) = [each for each in played.search.batches if each.stage == "batches"]
+        assert (batch.quantized, batch.dropped) == (0, 0)  # all were quantized before
+
+
+def test_a_form_that_is_slower_in_the_model_is_given_up() -> None:
+    told = replace(costs([9.0] * UNITS), borderless_ms=(5.0,) * UNITS)
+    truth = replace(told, borderless_ms=(5.0,) * (UNITS - 1) + (20.0,))
+    played = play(told, truth.total_ms, layers=layers_of(truth))
+    assert played.search.best == {*range(UNITS, 2 * UNITS - 1), UNITS - 1}
 
 
 def test_nothing_to_choose_from_ends_at_once() -> None:

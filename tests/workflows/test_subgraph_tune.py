@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 
+from qdqtune import zoo
 from qdqtune.engines import _registry as registry
 from qdqtune.graph._files import load_model
 from qdqtune.graph._index import GraphIndex
@@ -22,6 +23,8 @@ from qdqtune.records._errors import UsageError
 from qdqtune.records._inputs import InputRequest
 from qdqtune.records._tuning import BY_LAYERS, BY_TOTAL, TuneEvent, TuneResult
 from qdqtune.search.strategies._strategy import Effort
+from qdqtune.search.subgraphs._quantizable_groups import DYNAMIC
+from qdqtune.workflows.tuning._folder import LOCK
 from qdqtune.workflows.tuning._time_budget import PRESETS, TimeBudget
 from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
@@ -314,3 +317,77 @@ def test_a_quantized_model_is_taken_apart_and_its_placement_tried(
     # What was given has to be beaten.
     assert result.speedup >= 1.0
     assert (tmp_path / "run" / RAW).exists()
+
+
+PRODUCTS = """g (float[32,256] x) => (float[32,256] y) {
+    a = MatMul(x, w)
+    b = Erf(a)
+    y = MatMul(b, v)
+}"""
+
+
+def product_net() -> onnx.ModelProto:
+    rng = np.random.default_rng(0)
+    weights = {name: rng.normal(size=(256, 256)).astype(np.float32) for name in "vw"}
+    return model_from_text(PRODUCTS, **weights)
+
+
+def on_onnxruntime(model: onnx.ModelProto, folder: Path, **options: Any) -> TuneResult:
+    onnx.save(model, folder / "model.onnx")
+    return tune(
+        folder / "model.onnx", engine="onnxruntime", threads=1, workflow="subgraph",
+        min_sqnr_db=None, output_dir=folder / "run", **options,
+    )  # fmt: skip
+
+
+def test_products_are_timed_as_dynamic_ones(brief: str, tmp_path: Path) -> None:
+    result = on_onnxruntime(product_net(), tmp_path, preset=brief, max_benchmarks=1)
+    products = [
+        chunk for chunk in chunks_of(result.output_dir) if len(chunk["details"]["nodes"]) == 1
+    ]
+    timed = [{form["scheme"]: form for form in chunk["forms"]} for chunk in products]
+    dynamic = [forms[DYNAMIC] for forms in timed if DYNAMIC in forms]
+    assert dynamic
+    for form in dynamic:
+        assert form["error"] is None
+        assert form["inside_ms"] > 0.0
+        assert not any(form["conversion_ms"])  # it reads and writes floats
+
+
+@pytest.mark.slow
+def test_a_transformer_ends_with_dynamic_products(brief: str, tmp_path: Path) -> None:
+    sizes = {"layers": 1, "width": 256, "head_width": 32, "sequence": 32, "vocabulary": 50}
+    result = on_onnxruntime(zoo.build("bert", **sizes), tmp_path, preset=brief)
+    assert not result.summary.kept_float
+    assert result.placement.dynamic
+    found = canonical(GraphIndex(load_model(tmp_path / "model.onnx")), result.placement)
+    final = read(load_model(result.output_dir / "optimized_final.onnx")).placement
+    assert final.dynamic == found.dynamic
+    raw = read(load_model(result.output_dir / RAW)).placement
+    assert raw.dynamic
+    again = tune(
+        tmp_path / "model.onnx", engine="onnxruntime", threads=1, workflow="subgraph",
+        min_sqnr_db=None, output_dir=result.output_dir, preset=brief,
+    )  # fmt: skip
+    assert again.summary.benchmarks == again.summary.subgraph_benchmarks == 0
+    assert again.placement == result.placement
+
+
+def test_times_of_a_version_without_other_forms_are_enough(tmp_path: Path) -> None:
+    """They are used as they are: no subgraph is timed again."""
+    onnx.save(product_net(), tmp_path / "model.onnx")
+    first = simulated(tmp_path / "model.onnx", tmp_path / "first")
+    body = cached(first.output_dir)
+    removed = 0
+    for chunk in body["phase_2"]["pieces"]:
+        kept = [form for form in chunk["forms"] if DYNAMIC not in form["scheme"]]
+        removed += len(chunk["forms"]) - len(kept)
+        chunk["forms"] = kept
+    assert removed
+    (tmp_path / "again").mkdir()
+    (tmp_path / "again" / LOCK).touch()
+    (tmp_path / "again" / "autotune_cache.json").write_text(json.dumps(body))
+    again = simulated(tmp_path / "model.onnx", tmp_path / "again")
+    assert again.summary.subgraph_benchmarks == 0
+    assert again.summary.subgraphs == first.summary.subgraphs
+    assert not again.placement.dynamic

@@ -13,7 +13,7 @@ from benchmarks.subgraph_exact import ADDITIVE, assembled_ms, landscape
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdqtune.search.subgraphs._assembly import Costs, Crossing, assemble, gain_of
+from qdqtune.search.subgraphs._assembly import Costs, Crossing, assemble, form_in, gain_of
 
 # A solver that counts in whole units of a 2**29th of everything is off by that much per cost.
 RESOLUTION = 2.0**-28
@@ -89,6 +89,61 @@ def test_of_equals_the_one_with_the_fewest_quantized_subgraphs_is_taken(seed):
     best_ms = min(map(costs.total_ms, states))
     assert costs.total_ms(found) == best_ms
     assert len(found) == min(len(state) for state in states if costs.total_ms(state) == best_ms)
+
+
+def with_borderless(costs: Costs, seed: int) -> Costs:
+    """Three forms of subgraphs: some have no borderless one, and some are float or that only."""
+    rng = random.Random(seed)
+    count = len(costs.float_ms)
+    borderless = (None if rng.random() < 0.2 else drawn_ms(rng, "plain") for _ in range(count))
+    return replace(costs, borderless_ms=tuple(borderless))
+
+
+def enumerated_ms(costs: Costs) -> float:
+    """The least that any of the assemblies with three forms costs, by trying them all."""
+    count = len(costs.float_ms)
+    forms = zip(costs.float_ms, costs.quantized_ms, costs.borderless_ms, strict=True)
+    tables = [[math.inf if ms is None else ms for ms in each] for each in forms]
+    conversions = {
+        state: sum(crossing.cost_ms(state) for crossing in costs.crossings)
+        for state in all_states(count)
+    }
+    best = math.inf
+    for choice in itertools.product(range(3), repeat=count):
+        alone = sum(table[form] for table, form in zip(tables, choice, strict=True))
+        quantized = frozenset(n for n, form in enumerate(choice) if form == 1)
+        best = min(best, alone + conversions[quantized])
+    return best
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_nothing_is_cheaper_among_three_forms(seed):
+    costs = with_borderless(drawn_costs(seed, "plain"), seed)
+    found = assemble(costs)
+    assert costs.total_ms(found) <= enumerated_ms(costs) + slack_ms(costs)
+
+
+def test_three_forms_are_all_taken_somewhere():
+    """Else the enumeration would say nothing about them."""
+    forms = set()
+    for seed in range(20):
+        costs = with_borderless(drawn_costs(seed, "plain", subgraphs=8), seed)
+        found = assemble(costs)
+        forms |= {form_in(found, unit, 8) for unit in range(8)}
+        mixed = replace(costs, borderless_ms=())
+        assert costs.total_ms(found) <= mixed.total_ms(assemble(mixed))
+    assert None in forms
+    assert len({number // 8 for number in forms if number is not None}) == 2
+
+
+@pytest.mark.parametrize(
+    ("fixed", "expected"),
+    [({}, {3}), ({3: False}, {0}), ({0: False, 3: False}, set()), ({0: True}, {0}),
+     ({1: True}, {1, 3}), ({4: True}, {3, 4}), ({5: True, 2: False}, {3, 5})],
+)  # fmt: skip
+def test_forms_can_be_fixed(fixed, expected):
+    costs = Costs((4.0, 1.0, 1.0), (2.0, 2.0, 2.0), borderless_ms=(1.0, 3.0, 3.0))
+    assert assemble(costs, fixed) == expected
 
 
 @pytest.mark.parametrize("kind", ["plain", "ratios", "ties"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -19,15 +20,16 @@ from qdqtune.search.subgraphs._assembly import (
     Costs,
     Crossing,
     ObservedCosts,
+    assemble,
     costs_of,
     look_at,
     refined,
 )
+from qdqtune.search.subgraphs._choices import make_choices
 from qdqtune.search.subgraphs._quantizable_groups import (
     FULL,
     NONE,
     WEIGHTS,
-    make_choices,
     make_units,
 )
 from qdqtune.testing.simulated import PROFILES, kernels_of, true_latency_ms
@@ -155,7 +157,7 @@ def test_a_move_of_what_is_always_float_is_never_quantized(tmp_path: Path) -> No
     assert len(passthrough) == 1
 
 
-def test_weights_alone_have_no_crossings(tmp_path: Path) -> None:
+def test_weights_alone_need_no_conversions(tmp_path: Path) -> None:
     text = "g (float[8,8] x) => (float[8,8] y) { a = MatMul(x, w) y = MatMul(a, w) }"
     made = cut(model_from_text(text, w=np.ones((8, 8), np.float32)), tmp_path)
     times = {}
@@ -169,8 +171,11 @@ def test_weights_alone_have_no_crossings(tmp_path: Path) -> None:
     units = make_units(made.subgraphs, times, made.planner)
     costs = costs_of(units, made.groups, made.index, UNSEEN)
     assert len(units) == 2
-    assert costs.crossings == ()
-    assert costs.total_ms({0}) == 6.0
+    assert (costs.quantized_ms, costs.borderless_ms) == ((3.0, 3.0), (2.0, 2.0))
+    assert costs.total_ms({2}) == 6.0
+    assert costs.total_ms({2, 1}) == 2.0 + 3.0 + 0.5 + 0.5
+    assert costs.total_ms({0, 2}) == math.inf  # in two forms
+    assert assemble(costs) == {2, 3}
 
 
 def test_subgraphs_tell_ratios_and_the_model_tells_sizes(tmp_path: Path) -> None:
@@ -235,6 +240,22 @@ def test_another_form_of_a_unit_tells_nothing_but_in_the_model_that_has_it() -> 
     assert refined(SUBGRAPHS, [], other).quantized_ms[0] == 9.0
 
 
+def test_each_form_of_a_unit_is_put_right_by_the_models_that_have_it() -> None:
+    told = replace(SUBGRAPHS, borderless_ms=(2.0, None, 2.0))
+    seen = [
+        ObservedCosts(frozenset({3, 1}), {0: 1.5, 1: 1.25, 2: 5.0}),
+        ObservedCosts(frozenset({0, 5}), {0: 1.75, 1: 6.0, 2: 3.0}, otherwise=frozenset({5})),
+    ]
+    found = refined(told, seen)
+    assert found.float_ms == (4.0, 6.0, 5.0)
+    assert found.quantized_ms == (1.75, 1.25, None)
+    assert found.borderless_ms == (1.5, None, 2.0)
+    # What is borderless is float to the others: the first model has quantized the tensor.
+    assert (found.crossings[0].quantize_ms, found.crossings[0].dequantize_ms) == (0.0, 0.0)
+    assert refined(told, seen[:1]).crossings[0].dequantize_ms == 0.5
+    assert refined(told, [], seen[1]).borderless_ms == (2.0, None, 3.0)
+
+
 def test_no_time_was_not_seen() -> None:
     fused = ObservedCosts(frozenset({0}), {0: 0.0})
     assert refined(SUBGRAPHS, [fused]).quantized_ms == SUBGRAPHS.quantized_ms
@@ -272,6 +293,25 @@ def test_a_layer_of_several_units_is_divided_by_what_they_weigh(tmp_path: Path) 
     assert weighed.unit_ms == {LEFT: 6.0, RIGHT: 2.0}
     unknown = look_at(made.index, layers, unit_of, frozenset(), weights=[0.0] * 4)
     assert unknown.unit_ms == {LEFT: 4.0, RIGHT: 4.0}
+
+
+def test_who_quantizes_at_run_time_shares_what_that_costs(tmp_path: Path) -> None:
+    text = """g (float[8,8] x) => (float[8,8] y, float[8,8] z) {
+        y = MatMul(x, v)
+        z = MatMul(x, w)
+    }"""
+    weights = {name: np.ones((8, 8), np.float32) for name in "vw"}
+    made = cut(model_from_text(text, **weights), tmp_path)
+    placement = made.planner.placement((), dynamic=["n0", "n1"])
+    index = GraphIndex(made.inserter.model(placement))
+    layers = [
+        LayerTime(node.name or "", node.op_type, 1.0, origins=(node.name or "",))
+        for node in index.nodes
+    ]
+    seen = look_at(index, layers, {"n0": 0, "n1": 1}, frozenset({2, 3}))
+    assert len(layers) == 9
+    assert seen.unit_ms == {0: 4.5, 1: 4.5}
+    assert seen.rest_ms == 0.0
 
 
 def test_weights_that_are_dequantized_in_every_run_cost_their_reader(tmp_path: Path) -> None:

@@ -82,13 +82,16 @@ def test_what_is_quantized_in_a_subgraph_is_what_is_quantized_there_in_the_model
             assert not differing or dialect == "openvino"
             # What works is an integer kernel; what it makes so, others read so.
             kernels = {
-                Form.WEIGHTS: made.planner.stored,
-                Form.ACTIVATIONS: made.planner.fed,
-                Form.WHOLE: made.planner.quantized,
-            }[scheme.form]
-            chosen = set(scheme.nodes(subgraph.content))
-            assert wanted
-            assert kernels(placement) >= chosen & made.planner.compute.keys()
+                Form.WEIGHTS: made.planner.stored(placement),
+                Form.ACTIVATIONS: made.planner.fed(placement),
+                Form.WHOLE: made.planner.quantized(placement),
+                Form.DYNAMIC: placement.dynamic & inside.dynamic,
+                Form.UNFUSED: placement.unfused & inside.unfused,
+            }
+            assert wanted or not {Form.DYNAMIC, Form.UNFUSED}.isdisjoint(scheme.forms)
+            for form, found_in in kernels.items():
+                chosen = set(scheme.nodes(subgraph.content, form))
+                assert found_in >= chosen & made.planner.compute.keys()
             assert dequantized(alone) == read_quantized_outside(made, whole, subgraph.content)
             schemes += 1
     assert schemes > 6
@@ -178,14 +181,15 @@ def test_equal_groups_are_one_subgraph_unless_they_may_not_be_treated_equally(
     made = twice(tmp_path)
     groups = [FusionGroup(0, ("n0", "n1")), FusionGroup(1, ("n2", "n3"))]
     everything = list(made.planner.units)
-    (subgraph,) = find_subgraphs(made.index, groups, made.planner, everything, everything)
+    may = {Form.WHOLE: everything}
+    (subgraph,) = find_subgraphs(made.index, groups, made.planner, everything, may)
     assert subgraph.groups == (0, 1)
     # The rules, or a filter, see a difference.
-    by_rules = find_subgraphs(made.index, groups, made.planner, ["n0"], everything)
+    by_rules = find_subgraphs(made.index, groups, made.planner, ["n0"], may)
     assert [each.groups for each in by_rules] == [(0,), (1,)]
-    (filtered,) = find_subgraphs(made.index, groups, made.planner, everything, ["n2"])
+    (filtered,) = find_subgraphs(made.index, groups, made.planner, everything, {Form.WHOLE: ["n2"]})
     assert filtered.groups == (1,)
-    assert find_subgraphs(made.index, groups, made.planner, everything, []) == []
+    assert find_subgraphs(made.index, groups, made.planner, everything, {}) == []
     keys = {each.key for each in (subgraph, *by_rules)}
     assert len(keys) == 3 - (by_rules[0].key == subgraph.key)
 
@@ -229,7 +233,10 @@ def test_engines_without_kernels_for_it_are_not_asked_about_weights_alone(
     made = cut_zoo("bert", tmp_path, dialect)
     assert made.subgraphs
     assert all(
-        scheme.form is Form.WHOLE for subgraph in made.subgraphs for scheme in subgraph.schemes
+        form is Form.WHOLE
+        for subgraph in made.subgraphs
+        for scheme in subgraph.schemes
+        for form in scheme.forms
     )
     assert all(dialect in subgraph.skipped[WEIGHTS] for subgraph in made.subgraphs)
 
@@ -240,7 +247,8 @@ def test_rules_are_a_form_of_their_own_where_they_choose_a_part(tmp_path: Path) 
         :1
     ]
     conv = [name for name in group.nodes if made.index.node[name].op_type == "Conv"]
-    (subgraph,) = find_subgraphs(made.index, [group], made.planner, conv, made.planner.units)
+    may = {Form.WHOLE: made.planner.units}
+    (subgraph,) = find_subgraphs(made.index, [group], made.planner, conv, may)
     by_name = {scheme.name: scheme for scheme in subgraph.schemes}
     assert set(by_name[RULES].nodes(subgraph.content)) == set(conv)
     assert set(by_name[FULL].nodes(subgraph.content)) > set(conv)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,16 +11,17 @@ import pytest
 
 from qdqtune.records._tuning import BY_LAYERS, SchemeTimes, SubgraphTimes
 from qdqtune.search._space import Form, Space
+from qdqtune.search.subgraphs._choices import Choices, make_choices
 from qdqtune.search.subgraphs._fusion_groups import FusionGroup
 from qdqtune.search.subgraphs._quantizable_groups import (
+    DYNAMIC,
+    DYNAMIC_AND_FULL,
     FULL,
     NONE,
     RULES,
     WEIGHTS,
-    Choices,
     QuantizableGroup,
     Subgraph,
-    make_choices,
     make_units,
 )
 from tests.conftest import model_from_text
@@ -37,6 +39,12 @@ def products(folder: Path, dialect: str = "onnxruntime") -> Cut:
     rng = np.random.default_rng(0)
     weights = {name: rng.normal(size=(64, 64)).astype(np.float32) for name in "vw"}
     return cut(model_from_text(TEXT, **weights), folder, dialect)
+
+
+def all_in_one(folder: Path) -> Cut:
+    """The same as one fusion group."""
+    made = products(folder)
+    return replace(made, groups=(FusionGroup(0, ("n0", "n1", "n2", "n3")),))
 
 
 def told(
@@ -59,23 +67,33 @@ def units_with(
 
 
 @pytest.mark.parametrize(
-    ("full", "weights", "conversion", "expected"),
+    ("weights", "dynamic", "mixed", "expected"),
     [
-        (1.0, 2.0, 0.0, FULL),
-        (2.0, 1.0, 0.0, WEIGHTS),
-        # Half of what conversions at both borders cost speaks against the one, not the other.
-        (1.0, 1.5, 0.1, FULL),
-        (1.0, 1.05, 0.0, FULL),
+        (2.0, 3.0, 4.0, (FULL, WEIGHTS)),
+        (2.0, 1.0, 4.0, (FULL, DYNAMIC)),
+        (2.0, 1.0, 0.5, (DYNAMIC_AND_FULL, DYNAMIC)),
     ],
 )
-def test_the_cheapest_scheme_is_chosen(
-    tmp_path: Path, full: float, weights: float, conversion: float, expected: str
+def test_the_cheapest_scheme_of_each_kind_is_chosen(
+    tmp_path: Path, weights: float, dynamic: float, mixed: float, expected: tuple[str, str]
 ) -> None:
-    units = units_with(products(tmp_path), {NONE: 4.0, FULL: full, WEIGHTS: weights}, conversion)
-    assert [unit.scheme.name for unit in units if unit.content.nodes[-1] == "n3"] == [expected]
-    for unit in units:
-        assert unit.as_float.scheme == NONE
-        assert unit.quantized.scheme == unit.scheme.name
+    """What needs quantized neighbours does not compete with what doesn't."""
+    together = {
+        NONE: 4.0, FULL: 1.0, WEIGHTS: weights, DYNAMIC: dynamic, DYNAMIC_AND_FULL: mixed
+    }  # fmt: skip
+    (unit,) = units_with(all_in_one(tmp_path), together)
+    assert unit.as_float.scheme == NONE
+    assert (unit.scheme, unit.borderless) != (None, None)
+    assert tuple(each.name for each in (unit.scheme, unit.borderless) if each) == expected
+    assert unit.inputs == ({"x"} if expected[0] == FULL else set())
+    assert not unit.is_passthrough
+
+
+def test_times_that_an_earlier_version_did_not_take_are_not_needed(tmp_path: Path) -> None:
+    for unit in units_with(products(tmp_path), {NONE: 4.0, FULL: 1.0}):
+        assert unit.scheme is not None
+        assert unit.scheme.name == FULL
+        assert unit.schemes == (unit.scheme,)
 
 
 def test_a_scheme_that_failed_is_not_chosen_and_a_subgraph_without_any_is_no_unit(
@@ -95,18 +113,23 @@ def test_a_scheme_that_failed_is_not_chosen_and_a_subgraph_without_any_is_no_uni
             forms = (SchemeTimes(NONE, error="refused"), *whole.forms[1:])
         times[subgraph.key] = SubgraphTimes(subgraph.key, BY_LAYERS, forms)
     (unit,) = make_units(made.subgraphs, times, made.planner)
-    assert unit.scheme.name == WEIGHTS
+    assert unit.scheme is None
+    assert unit.borderless is not None
+    assert unit.borderless.name == WEIGHTS
     assert unit.content.nodes[0] == "n0"
     # What was not profiled at all stays float.
     assert make_units(made.subgraphs, {}, made.planner) == []
 
 
-def test_weights_alone_touch_no_border(tmp_path: Path) -> None:
-    units = units_with(products(tmp_path), {NONE: 4.0, FULL: 3.0, WEIGHTS: 1.0})
-    stored = [unit for unit in units if unit.scheme.form is Form.WEIGHTS]
-    assert stored
-    assert all(not unit.inputs and not unit.outputs for unit in stored)
-    assert not any(unit.is_passthrough for unit in stored)
+def test_what_is_borderless_touches_no_border(tmp_path: Path) -> None:
+    units = units_with(products(tmp_path), {NONE: 4.0, WEIGHTS: 1.0, DYNAMIC: 2.0})
+    assert units
+    for unit in units:
+        assert unit.scheme is None
+        assert not unit.inputs
+        assert not unit.outputs
+        assert unit.conversion_ms(unit.content.inputs[0]) == 0.0
+        assert not unit.is_passthrough
 
 
 @pytest.mark.parametrize("dialect", ["onnxruntime", "openvino", "tensorrt"])
@@ -153,7 +176,8 @@ def all_known(made: Cut) -> dict[str, SubgraphTimes]:
 @pytest.fixture
 def choices(tmp_path: Path) -> tuple[Choices, Space, list[QuantizableGroup]]:
     made = cut_zoo("bert", tmp_path)
-    units = units_with(made, {NONE: 4.0, FULL: 2.0, RULES: 1.0, WEIGHTS: 1.5})
+    times = {NONE: 4.0, FULL: 2.0, RULES: 1.0, WEIGHTS: 1.5, DYNAMIC: 1.0}
+    units = units_with(made, times)
     found = make_choices(units, made.subgraphs, all_known(made), made.planner, made.ruled)
     return found, Space(made.planner, found.groups, {}), units
 
@@ -162,24 +186,50 @@ def test_each_unit_has_groups_of_its_own(
     choices: tuple[Choices, Space, list[QuantizableGroup]],
 ) -> None:
     made, _, units = choices
-    assert len(made.of_unit) == len(made.around) == len(units)
+    assert len(made.of_unit) == len(made.of_rival) == 2 * len(made.around) == 2 * len(units)
     assert sorted(n for groups in made.around for n in groups) == list(range(len(made.groups)))
-    for own, around, unit in zip(made.of_unit, made.around, units, strict=True):
-        assert own
-        assert own <= around
-        nodes = {name for number in own for name in made.groups[number].nodes}
-        assert nodes == set(unit.scheme.nodes(unit.content))
-        assert all(made.groups[n].form is unit.scheme.form for n in own)
+    schemes = [unit.scheme for unit in units] + [unit.borderless for unit in units]
+    assert {each.name for each in schemes if each is not None} >= {FULL, RULES, DYNAMIC}
+    for number, (own, scheme) in enumerate(zip(made.of_unit, schemes, strict=True)):
+        assert own <= made.around[made.unit(number)]
+        content = units[made.unit(number)].content
+        for form in Form:
+            parts = (made.groups[n] for n in own if made.groups[n].form is form)
+            nodes = {name for group in parts for name in group.nodes}
+            assert nodes == (set(scheme.nodes(content, form)) if scheme is not None else set())
 
 
 def test_states_and_units_are_each_others_inverse(
     choices: tuple[Choices, Space, list[QuantizableGroup]],
 ) -> None:
     made, _, units = choices
-    for chosen in ([], [0], [1, 3], range(len(units))):
+    dynamic = [n for n in range(len(units), 2 * len(units)) if made.of_unit[n]]
+    others = set(range(len(units))).difference(map(made.unit, dynamic))
+    for chosen in ([], [0], [1, 3], range(len(units)), dynamic[:1], [*dynamic, *others]):
         state = made.state(chosen)
         assert made.units(state) == frozenset(chosen)
         assert not made.otherwise(state)
+
+
+def test_choices_mean_in_the_model_what_they_say(
+    choices: tuple[Choices, Space, list[QuantizableGroup]],
+) -> None:
+    made, space, units = choices
+    dynamic = frozenset(n for n in range(len(units), 2 * len(units)) if made.of_unit[n])
+    state = made.state(dynamic)
+    placement = space.placement(state)
+    assert placement.dynamic
+    assert not placement.edges
+    assert space.nearest(placement) == space.closed(state) == state
+    # From one form to another, and back.
+    everything = made.state(range(len(units)))
+    both = dynamic | frozenset(map(made.unit, dynamic))
+    switched = made.flipped(everything, both)
+    assert made.units(switched) == frozenset(range(len(units))) ^ both
+    assert space.placement(switched).dynamic == placement.dynamic
+    assert made.units(space.closed(switched)) >= dynamic
+    assert made.flipped(switched, both) == everything
+    assert made.touched(state) == frozenset(map(made.unit, dynamic))
 
 
 def test_flips_leave_all_else_as_it_is(
@@ -187,12 +237,12 @@ def test_flips_leave_all_else_as_it_is(
 ) -> None:
     made, space, units = choices
     everything = space.everything
-    split = [n for n, (own, around) in enumerate(zip(made.of_unit, made.around, strict=True))
-             if own != around]  # fmt: skip
+    split = [n for n, around in enumerate(made.around)
+             if made.of_unit[n] != around & everything]  # fmt: skip
     assert split, "no unit can be quantized in two ways"
     assert made.otherwise(everything) == frozenset(split)
     flipped = made.flipped(everything, split[:1])
-    assert everything - flipped == made.around[split[0]]
+    assert everything - flipped == made.around[split[0]] & everything
     again = made.flipped(flipped, split[:1])
     assert again - flipped == made.of_unit[split[0]]
     assert made.otherwise(again) == frozenset(split[1:])
@@ -209,7 +259,7 @@ def test_schemes_can_replace_what_another_choice_has(
     assert made.with_schemes(everything, ()) == everything
     (first, *_) = made.otherwise(everything)
     once = made.with_schemes(everything, [first])
-    assert everything ^ once == made.around[first] - made.of_unit[first]
+    assert everything ^ once == (made.around[first] & everything) - made.of_unit[first]
     assert first not in made.otherwise(once)
 
 
@@ -224,7 +274,7 @@ def test_a_rival_is_another_form_that_costs_hardly_more(tmp_path: Path) -> None:
             assert rival <= found.around[number]
             nodes = {name for group in rival for name in found.groups[group].nodes}
             assert nodes == (set(unit.rival.nodes(unit.content)) if unit.rival else set())
-            assert unit.rival is None or unit.rival.form is Form.WHOLE
+            assert unit.rival is None or {*unit.rival.forms} == {Form.WHOLE}
         with_rival = [number for number, unit in enumerate(units) if unit.rival is not None]
         state = found.with_rivals(found.state(range(len(units))), with_rival)
         assert found.otherwise(state) == frozenset(with_rival)

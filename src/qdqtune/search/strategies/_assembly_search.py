@@ -31,10 +31,11 @@ from qdqtune.search.subgraphs._assembly import (
     Costs,
     ObservedCosts,
     assemble_closed,
+    form_in,
     gain_of,
     refined,
 )
-from qdqtune.search.subgraphs._quantizable_groups import Choices
+from qdqtune.search.subgraphs._choices import Choices
 
 SCHEMES = "schemes"
 BATCHES = "batches"
@@ -66,8 +67,8 @@ class SubgraphTask(SearchTask):
     Attributes:
         choices: Which choices of the space make up the units of an assembly.
         costs: What the subgraphs told of the units.
-        alike: Units of equal content, which are flipped together; those that only move values are
-            not among them: they follow their neighbours.
+        alike: Units of equal content, which are flipped together, by the numbers of all their
+            forms; those that only move values are not among them: they follow their neighbours.
         incremental: Whether anything is tried beside the seeds.
         frugal: Whether candidates are so costly that only clear gains are worth one.
     """
@@ -144,7 +145,7 @@ class AssemblySearch(SteppedStrategy):
         return self._choices.units(self.space.closed(state))
 
     def _to(self, units: State) -> State:
-        """The incumbent with these units quantized, and no others."""
+        """The incumbent with these units in these forms, and no others."""
         return self._choices.flipped(self.best, self._units(self.best) ^ units)
 
     def _closed(self, units: State) -> State:
@@ -175,9 +176,9 @@ class AssemblySearch(SteppedStrategy):
         costs = refined(self._costs, others)
         saved: dict[int, float] = {}
         for number in own.otherwise:
-            quantized = costs.quantized_ms[number]
-            if quantized is not None and own.unit_ms.get(number, 0.0) > quantized:
-                saved[number] = own.unit_ms[number] - quantized
+            usual, seen = costs.form_ms(number), own.unit_ms.get(self._choices.unit(number), 0.0)
+            if usual is not None and seen > usual:
+                saved[number] = seen - usual
         total = self._now().total_ms(own.quantized)
         if not saved or sum(saved.values()) < self._least_gain * total:
             return
@@ -274,9 +275,12 @@ class AssemblySearch(SteppedStrategy):
 
     def _take_changes(self, before: State, good: Sequence[State]) -> Steps:
         """Make all changes that looked good; if that is not faster, only the best of them."""
-        together = before
+        together, changed = before, NOTHING
         for state in good:
-            together = (together - (before - state)) | (state - before)
+            units = self._choices.touched(before ^ state)
+            if changed.isdisjoint(units):  # else they are faster in another form
+                together = (together - (before - state)) | (state - before)
+                changed |= units
         for candidate in dict.fromkeys((together, good[0])):
             costs = self._now()
             scores = yield from self._scores(before, [candidate], Effort.CONFIRM, DOUBTS)
@@ -291,14 +295,24 @@ class AssemblySearch(SteppedStrategy):
         total = costs.total_ms(now)
         worth: dict[State, float] = {}
         for part in self._alike:
-            for flip in (part & now, part - now):
-                if not flip or not self._fixed.keys().isdisjoint(flip):
+            for flip in self._flips(part, now):
+                if not self._fixed.keys().isdisjoint(flip):
                     continue
-                expected = gain_of(costs, now ^ flip, now)
-                doubt = sum(costs.float_ms[n] * self._error(n, n not in now) for n in flip) / total
+                after = now ^ flip
+                expected = gain_of(costs, after, now)
+                units = {self._choices.unit(number) for number in flip}
+                doubt = sum(costs.float_ms[n] * self._error(n, after) for n in units) / total
                 if expected + doubt > self._least_gain:
-                    worth[self._to(now ^ flip)] = expected + doubt
+                    worth[self._to(after)] = expected + doubt
         return worth
+
+    def _flips(self, part: State, now: State) -> list[State]:
+        """What makes units of equal content all float, all quantized or all borderless."""
+        count = len(self._costs.float_ms)
+        quantized = frozenset(number for number in part if number < count)
+        targets = (NOTHING, quantized, part - quantized)
+        flips = [frozenset(part & now) ^ target for target in targets]
+        return [flip for flip in dict.fromkeys(flips) if flip]
 
     def _rivals(self, costs: Costs, now: State) -> dict[State, float]:
         """Other ways to quantize what is quantized, with what they could gain."""
@@ -306,15 +320,19 @@ class AssemblySearch(SteppedStrategy):
         worth: dict[State, float] = {}
         for part in self._alike:
             units = [n for n in sorted(part & now) if self._choices.of_rival[n]]
-            hope = sum(costs.quantized_ms[n] or 0.0 for n in units) * _ERROR_OF_RIVAL / total
+            hope = sum(costs.form_ms(n) or 0.0 for n in units) * _ERROR_OF_RIVAL / total
             for ways in (self._choices.with_schemes, self._choices.with_rivals):
                 state = ways(self.best, units)
                 if state != self.best and hope > self._least_gain:
                     worth[state] = hope
         return worth
 
-    def _error(self, number: int, quantized: bool) -> float:
-        is_seen = any((number in each.quantized) == quantized for each in self._observed.values())
+    def _error(self, unit: int, state: State) -> float:
+        """How wrong the costs may be about a unit in the form that it has in a choice."""
+        count = len(self._costs.float_ms)
+        form = form_in(state, unit, count)
+        seen = (form_in(each.quantized, unit, count) for each in self._observed.values())
+        is_seen = form in seen
         return _ERROR_SEEN if is_seen else _ERROR_GUESSED
 
     def _is_taken(self, stage: str, state: State, score: Score, costs: Costs) -> bool:
@@ -337,7 +355,8 @@ class AssemblySearch(SteppedStrategy):
     ) -> None:
         old, new = self._units(before), self._units(after)
         predicted = math.exp(gain_of(costs, new, old))
-        changed = len(new - old), len(old - new)
+        had, has = (frozenset(map(self._choices.unit, each)) for each in (old, new))
+        changed = len(has - had), len(had - has)
         self._add(stage, changed, predicted, score, accepted=accepted)
 
     def _add(

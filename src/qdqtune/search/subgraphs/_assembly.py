@@ -1,8 +1,12 @@
-"""The costs of subgraphs, and their cheapest assembly: each float or quantized.
+"""The costs of subgraphs, and their cheapest assembly: each float, quantized or borderless.
 
-Costs are the times of subgraphs, corrected by layers of whole models. With a cost for both forms of
+Costs are the times of subgraphs, corrected by layers of whole models. With a cost for each form of
 every subgraph, and one for each tensor and direction in which its values have to be converted, the
 best choice is a minimum cut of a small network: it is found exactly.
+
+A borderless subgraph reads and writes floats, such as one whose products are quantized at run time.
+A choice is a set of numbers: a subgraph's own if it is quantized, and that plus the number of all
+subgraphs if it is borderless.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from qdqtune.engines.layers._mapper import nodes_of_layers
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import DEQUANTIZE, QDQ_OPS, QUANTIZE
+from qdqtune.qdq._dynamic import find_dynamic_ops
 from qdqtune.records._layers import MappedLayer
 from qdqtune.records._measurement import LayerTime
 from qdqtune.search._space import State
@@ -86,6 +91,8 @@ class Costs:
         follows: Subgraphs that are quantized only if another one is: the subgraph, and that one.
         never: Subgraphs that stay float even if they are chosen.
         rest_ms: What the rest of the model costs, whatever is chosen.
+        borderless_ms: Milliseconds of each subgraph in its borderless form; None if it has none.
+            Empty if no subgraph has one.
     """
 
     float_ms: tuple[float, ...]
@@ -94,14 +101,25 @@ class Costs:
     follows: tuple[tuple[int, int], ...] = ()
     never: frozenset[int] = frozenset()
     rest_ms: float = 0.0
+    borderless_ms: tuple[float | None, ...] = ()
+
+    def form_ms(self, number: int) -> float | None:
+        """What a subgraph costs in the form that a number stands for; None if it has none."""
+        count = len(self.float_ms)
+        if number < count:
+            return self.quantized_ms[number]
+        return self.borderless_ms[number - count] if self.borderless_ms else None
 
     def total_ms(self, state: Collection[int]) -> float:
-        """What the whole model costs with these subgraphs quantized; infinite if one can't be."""
+        """What the whole model costs with this choice; infinite if there is no such model."""
         state = self._taken(state)
-        subgraphs = zip(self.float_ms, self.quantized_ms, strict=True)
+        count = len(self.float_ms)
+        if len({number % count for number in state}) < len(state):  # one of them in two forms
+            return math.inf
         total = self.rest_ms
-        for number, (as_float, quantized) in enumerate(subgraphs):
-            cost = as_float if number not in state else quantized
+        for unit, as_float in enumerate(self.float_ms):
+            number = form_in(state, unit, count)
+            cost = as_float if number is None else self.form_ms(number)
             total += math.inf if cost is None else cost
         return total + sum(crossing.cost_ms(state) for crossing in self.crossings)
 
@@ -122,7 +140,7 @@ class ObservedCosts:
     """What a model with some units quantized was seen to spend its time on.
 
     Attributes:
-        quantized: Numbers of the units of which anything was quantized in it.
+        quantized: The units of which anything was quantized in it, by the numbers of their forms.
         otherwise: Those of them that were so in another way than by their scheme.
         unit_ms: By unit.
         rest_ms: All the rest, but for conversions.
@@ -159,8 +177,9 @@ def costs_of(
     is_known = any(plain.unit_ms.values())
     as_float: list[float] = []
     quantized: list[float | None] = []
+    borderless: list[float | None] = []
     for number, unit in enumerate(units):
-        alone, inside = unit.as_float.inside_ms, unit.quantized.inside_ms
+        alone = unit.as_float.inside_ms
         seen = plain.unit_ms.get(number, 0.0)
         if not seen and not (is_known and unit.is_passthrough):  # moves may really be for nothing
             seen = alone
@@ -168,10 +187,15 @@ def costs_of(
         scale = seen / alone if seen > 0.0 and alone > 0.0 else 1.0
         scale = min(max(scale, 1.0 / _MOST_APART), _MOST_APART)
         as_float.append(seen)
+        ways = (unit.times_with(unit.scheme), unit.times_with(unit.borderless))
+        inside, apart = (None if way is None else way.inside_ms * scale for way in ways)
         # What only moves values follows its neighbours, also into the layout of their kernels;
         # alone it may run as something else. Seen on a CPU: a MaxPool of uint8 that took 50 times
         # as long as between integer Convs.
-        quantized.append(min(inside * scale, seen) if unit.is_passthrough else inside * scale)
+        if inside is not None and unit.is_passthrough:
+            inside = min(inside, seen)
+        quantized.append(inside)
+        borderless.append(apart)
     borders = _Borders(units, groups, index)
     follows = borders.follows()
     return Costs(
@@ -181,6 +205,7 @@ def costs_of(
         tuple((number, leader) for number, leader in follows.items() if leader is not None),
         frozenset(number for number, leader in follows.items() if leader is None),
         plain.rest_ms,
+        tuple(borderless) if any(unit.borderless for unit in units) else (),
     )
 
 
@@ -194,24 +219,38 @@ def refined(costs: Costs, seen: Sequence[ObservedCosts], own: ObservedCosts | No
             otherwise in it cost what they cost there.
     """
     models = (own, *seen) if own is not None else tuple(seen)
+    count = len(costs.float_ms)
     as_float, quantized = list(costs.float_ms), list(costs.quantized_ms)
-    for number in range(len(as_float)):
-        for is_quantized, found in ((False, as_float), (True, quantized)):
-            times = [
-                model.unit_ms[number]
-                for model in models
-                if (number in model.quantized) is is_quantized
-                and model.unit_ms.get(number)
-                and (number not in model.otherwise or model is own)
-            ]
-            if times and found[number] is not None:
-                found[number] = times[0]
+    borderless = list(costs.borderless_ms)
+
+    def times(unit: int, number: int | None) -> list[float]:
+        """What a unit was seen to cost in the form that a number stands for; None for float."""
+        return [
+            model.unit_ms[unit]
+            for model in models
+            if form_in(model.quantized, unit, count) == number
+            and model.unit_ms.get(unit)
+            and (number not in model.otherwise or model is own)
+        ]
+
+    for unit in range(count):
+        as_float[unit] = next(iter(times(unit, None)), as_float[unit])
+        if quantized[unit] is not None:
+            quantized[unit] = next(iter(times(unit, unit)), quantized[unit])
+        if borderless and borderless[unit] is not None:
+            borderless[unit] = next(iter(times(unit, unit + count)), borderless[unit])
     return replace(
         costs,
         float_ms=tuple(as_float),
         quantized_ms=tuple(quantized),
         crossings=tuple(_seen_crossing(crossing, models) for crossing in costs.crossings),
+        borderless_ms=tuple(borderless),
     )
+
+
+def form_in(state: Collection[int], unit: int, count: int) -> int | None:
+    """The number of the form that one of so many units has in a choice; None if it is float."""
+    return next((number for number in (unit, unit + count) if number in state), None)
 
 
 def _seen_crossing(crossing: Crossing, models: Sequence[ObservedCosts]) -> Crossing:
@@ -305,20 +344,21 @@ def look_at(
         index: The model as it was opened, with its Q and DQ.
         layers: What the engine told about it.
         unit_of: Node name to the unit that it belongs to.
-        quantized: Units of which anything is quantized in it.
+        quantized: Units of which anything is quantized in it, by the numbers of their forms.
         otherwise: Those that are so in another way than by their scheme.
         weights: By which a layer is divided among several units; equally without.
     """
     times: dict[int, float] = {}
     conversions: dict[str, dict[str, float]] = {QUANTIZE: {}, DEQUANTIZE: {}}
     rest_ms = 0.0
+    homes = _homes(index, unit_of)
     for layer in nodes_of_layers(index, layers):
         kind, tensor = _conversion(index, layer)
         if tensor:
             spent = conversions[kind]
             spent[tensor] = spent.get(tensor, 0.0) + layer.ms
             continue
-        shares = _shares(index, layer, unit_of, weights)
+        shares = _shares(index, layer, homes, weights)
         if not shares:
             rest_ms += layer.ms
         for unit, share in shares.items():
@@ -326,6 +366,15 @@ def look_at(
     return ObservedCosts(
         quantized, times, rest_ms, conversions[QUANTIZE], conversions[DEQUANTIZE], otherwise
     )
+
+
+def _homes(index: GraphIndex, unit_of: Mapping[str, int]) -> dict[str, set[int]]:
+    """The units that each node works for: several share the quantization of what they all read."""
+    homes = {name: {unit} for name, unit in unit_of.items()}
+    for op in find_dynamic_ops(index.model.graph):
+        for node in op.nodes if op.name in unit_of else ():
+            homes.setdefault(node.name or "", set()).add(unit_of[op.name])
+    return homes
 
 
 def _conversion(index: GraphIndex, layer: MappedLayer) -> tuple[str, str]:
@@ -347,7 +396,7 @@ def _conversion(index: GraphIndex, layer: MappedLayer) -> tuple[str, str]:
 def _shares(
     index: GraphIndex,
     layer: MappedLayer,
-    unit_of: Mapping[str, int],
+    homes: Mapping[str, Collection[int]],
     weights: Sequence[float],
 ) -> dict[int, float]:
     names = {name for name, op in zip(layer.nodes, layer.node_types, strict=True)
@@ -356,7 +405,7 @@ def _shares(
         readers = (e.node for n in layer.nodes for v in index.node[n].outputs
                    for e in index.readers(_name(v)))  # fmt: skip
         names = set(readers)
-    units = sorted({unit_of[name] for name in names if name in unit_of})
+    units = sorted({unit for name in names for unit in homes.get(name, ())})
     worth = {unit: weights[unit] if weights else 1.0 for unit in units}
     total = sum(worth.values())
     if not total:
@@ -376,16 +425,23 @@ def _name(value: ir.Value | None) -> str:
 
 
 def assemble(costs: Costs, fixed: Mapping[int, bool] | None = None) -> State:
-    """The subgraphs that are to be quantized so that the model costs least.
+    """The subgraphs that are to be quantized or borderless so that the model costs least.
+
+    It is exact with three forms of a subgraph, too: at the borders, float and borderless ones are
+    the same, so each costs the smaller of both wherever it is not quantized, and what remains is
+    the choice between two. That is a minimum cut, as no two subgraphs gain by being different.
 
     Of choices that cost the same, the one with the fewest quantized subgraphs is taken.
 
     Args:
         costs: What everything costs.
-        fixed: Subgraphs that are quantized, or are not, whatever it costs.
+        fixed: Numbers that are part of the choice, or are not, whatever it costs.
     """
+    fixed = fixed or {}
+    count = len(costs.float_ms)
     network = _Network(_scale(costs))
-    subgraphs = [network.node() for _ in costs.float_ms]
+    subgraphs = [network.node() for _ in range(count)]
+    apart = [_not_quantized(costs, number, fixed) for number in range(count)]
     for number, subgraph in enumerate(subgraphs):
         quantized = costs.quantized_ms[number]
         # A subgraph on the source's side is quantized: cut off from the sink, it costs that.
@@ -393,17 +449,32 @@ def assemble(costs: Costs, fixed: Mapping[int, bool] | None = None) -> State:
             network.forbid(subgraph, _SINK)
         else:
             network.connect(subgraph, _SINK, quantized)
-        network.connect(_SOURCE, subgraph, costs.float_ms[number])
-    for subgraph, is_quantized in (fixed or {}).items():
-        network.forbid(
-            *((_SOURCE, subgraphs[subgraph]) if is_quantized else (subgraphs[subgraph], _SINK))
-        )
+        network.connect(_SOURCE, subgraph, apart[number][0])
+    for number, is_part in fixed.items():
+        subgraph = subgraphs[number % count]
+        if is_part and number < count:
+            network.forbid(_SOURCE, subgraph)
+        elif is_part or number < count:
+            network.forbid(subgraph, _SINK)
     for subgraph, leader in costs.follows:
         network.forbid(subgraphs[subgraph], subgraphs[leader])
     for crossing in costs.crossings:
         _add_crossing(network, subgraphs, crossing)
     reached = network.sources_side()
-    return frozenset(number for number, subgraph in enumerate(subgraphs) if subgraph in reached)
+    return frozenset(
+        number if subgraph in reached else number + count
+        for number, subgraph in enumerate(subgraphs)
+        if subgraph in reached or apart[number][1]
+    )
+
+
+def _not_quantized(costs: Costs, unit: int, fixed: Mapping[int, bool]) -> tuple[float, bool]:
+    """What a subgraph costs at least if it is not quantized, and whether it is borderless then."""
+    number = unit + len(costs.float_ms)
+    as_float, borderless = costs.float_ms[unit], costs.form_ms(number)
+    if borderless is None or not fixed.get(number, borderless < as_float):
+        return as_float, False
+    return borderless, True
 
 
 def _add_crossing(network: _Network, subgraphs: Sequence[int], crossing: Crossing) -> None:
@@ -466,7 +537,8 @@ class _Network:
 
 def _scale(costs: Costs) -> float:
     """Whole units per millisecond, so that everything together fits into what a solver counts."""
-    whole = sum(costs.float_ms) + sum(ms for ms in costs.quantized_ms if ms is not None)
+    forms = (*costs.quantized_ms, *costs.borderless_ms)
+    whole = sum(costs.float_ms) + sum(ms for ms in forms if ms is not None)
     whole += sum(each.quantize_ms + each.dequantize_ms for each in costs.crossings)
     # A power of two: what is equal stays equal.
     return 2.0 ** math.floor(math.log2(_UNITS / whole)) if whole > 0.0 else 1.0
@@ -537,7 +609,8 @@ def _branches(
     changed = [number for number in sorted(state ^ real) if number not in fixed]
     if not changed:
         return
-    subgraph = max(changed, key=lambda number: costs.float_ms[number])
+    count = len(costs.float_ms)
+    subgraph = max(changed, key=lambda number: costs.float_ms[number % count])
     if subgraph in state:  # left float by the engine
         yield {**fixed, subgraph: False}
         return

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from qdqtune.graph._index import GraphIndex
-from qdqtune.graph._op_classes import WEIGHTED_OPS
 from qdqtune.qdq._dialect import Output
 from qdqtune.qdq._op_units import role_rule
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.records._placement import Edge, Placement
 from qdqtune.records._tuning import SchemeTimes, SubgraphTimes
-from qdqtune.search._space import Form, Group, State
+from qdqtune.search._space import Form
 from qdqtune.search.regions._canonical import canonical_region
 from qdqtune.search.regions._region import Region, RegionType
 from qdqtune.search.subgraphs._fusion_groups import FusionGroup
@@ -67,6 +66,10 @@ RULES = "rules"
 WEIGHTS = "weights only"
 ACTIVATIONS = "activations only"
 WITHOUT_ONE = "full but for"
+DYNAMIC = "dynamic"
+DYNAMIC_AND_FULL = "dynamic and full"
+UNFUSED = "unfused"
+DYNAMIC_AND_UNFUSED = "dynamic and unfused"
 
 # With more ops in one subgraph, leaving out one makes too little of a difference.
 _MOST_COMPUTE_OPS = 3
@@ -75,6 +78,9 @@ _SAME = "it is the same as {}"
 _TOO_SLOW = "builds take so long that only the most promising schemes are tried"
 _NO_WEIGHTS = "{} gains nothing from the weights of these ops alone"
 _NO_ACTIVATIONS = "{} has no integer kernel for these ops without quantized weights"
+_NO_DYNAMIC = "{} quantizes no input of these ops at run time"
+_NO_UNFUSED = "{} fuses no sum with a layer normalization in it, or gains from it"
+_NO_REST = "nothing else in it can be quantized"
 
 
 @dataclass(frozen=True)
@@ -84,24 +90,39 @@ class Scheme:
     Attributes:
         name: What it is called.
         places: Which nodes of the subgraph, by their places in canonical order.
-        form: What of them.
+        forms: What of each of them.
     """
 
     name: str
     places: tuple[int, ...]
-    form: Form = Form.WHOLE
+    forms: tuple[Form, ...]
 
-    def nodes(self, content: Content) -> tuple[str, ...]:
-        """The nodes that are quantized in one of the subgraph's groups."""
-        return tuple(content.nodes[place] for place in self.places)
+    @classmethod
+    def of(cls, name: str, forms: Mapping[Form, Collection[int]]) -> Scheme:
+        """A scheme from the places of each form."""
+        found = {place: form for form, places in forms.items() for place in places}
+        return cls(name, tuple(sorted(found)), tuple(found[place] for place in sorted(found)))
+
+    @property
+    def is_borderless(self) -> bool:
+        """Whether it reads and writes floats: its neighbours don't matter."""
+        return not any(form.needs_ranges for form in self.forms)
+
+    def nodes(self, content: Content, *forms: Form) -> tuple[str, ...]:
+        """The nodes that have one of these forms in one of the subgraph's groups; all without."""
+        pairs = zip(self.places, self.forms, strict=True)
+        return tuple(content.nodes[place] for place, form in pairs if not forms or form in forms)
 
     def placement(self, content: Content, planner: QuantizationPlanner) -> Placement:
         """The placement in the model if nothing but what the subgraph reads is quantized."""
-        names = self.nodes(content)
-        if self.form is Form.WEIGHTS:
-            return planner.placement((), names)
-        left = names if self.form is Form.ACTIVATIONS else ()
-        return planner.placement(names, quantized_before=content.inputs, float_weights=left)
+        return planner.placement(
+            self.nodes(content, Form.WHOLE, Form.ACTIVATIONS),
+            self.nodes(content, Form.WEIGHTS),
+            quantized_before=content.inputs,
+            float_weights=self.nodes(content, Form.ACTIVATIONS),
+            dynamic=self.nodes(content, Form.DYNAMIC),
+            unfused=self.nodes(content, Form.UNFUSED),
+        )
 
 
 @dataclass(frozen=True)
@@ -133,7 +154,7 @@ def find_subgraphs(
     groups: Sequence[FusionGroup],
     planner: QuantizationPlanner,
     ruled: Collection[str],
-    may: Collection[str],
+    may: Mapping[Form, Collection[str]],
     *,
     few: bool = False,
 ) -> list[Subgraph]:
@@ -144,59 +165,142 @@ def find_subgraphs(
         groups: The fusion groups.
         planner: What can be quantized.
         ruled: Names of the ops that placement rules would quantize.
-        may: Names of the ops that may be quantized: of units that have ranges, and were asked for.
+        may: Names of the ops that were asked for and may be quantized as a whole (those have
+            ranges), be dynamic or be unfused.
         few: Whether only the most promising schemes are worth a build.
     """
     found: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[tuple[int, Content]]] = {}
+    allowed = frozenset().union(*may.values())
     for group in groups:
-        if not any(name in may for name in group.nodes):
+        if allowed.isdisjoint(group.nodes):
             continue
         content = content_of(index, group.nodes)
-        full = tuple(place for place, name in enumerate(content.nodes) if name in may)
+        whole = may.get(Form.WHOLE, ())
+        full = tuple(place for place, name in enumerate(content.nodes) if name in whole)
         by_rules = tuple(place for place in full if content.nodes[place] in ruled)
         found.setdefault((content.key, full, by_rules), []).append((group.number, content))
     subgraphs = []
     for (key, full, by_rules), same in found.items():
-        schemes, skipped = _schemes(same[0][1], planner, full, by_rules, few=few)
-        name = f"{key}-{'.'.join(map(str, full))}-{'.'.join(map(str, by_rules))}"
         numbers, contents = zip(*same, strict=True)
-        subgraphs.append(Subgraph(name, tuple(numbers), tuple(contents), schemes, skipped))
+        drafts = _SchemeDrafts(contents, planner, full, by_rules, may)
+        schemes, skipped = drafts.all(few=few)
+        # It has been this since before there were other forms; they follow from the content.
+        name = f"{key}-{'.'.join(map(str, full))}-{'.'.join(map(str, by_rules))}"
+        if schemes:
+            subgraphs.append(Subgraph(name, tuple(numbers), contents, schemes, skipped))
     return subgraphs
 
 
-def _schemes(
-    content: Content,
-    planner: QuantizationPlanner,
-    full: tuple[int, ...],
-    ruled: tuple[int, ...],
-    *,
-    few: bool,
-) -> tuple[tuple[Scheme, ...], dict[str, str]]:
-    index, dialect = planner.index, planner.dialect
-    schemes = [Scheme(FULL, full)]
-    skipped: dict[str, str] = {}
-    if ruled == full:
-        skipped[RULES] = _SAME.format(FULL)
-    elif not Scheme(RULES, ruled).placement(content, planner):
-        skipped[RULES] = _SAME.format(NONE)
-    else:
-        schemes.append(Scheme(RULES, ruled))
-    if few:
-        skipped[WITHOUT_ONE] = _TOO_SLOW
-    else:
-        schemes += _without_one(content, planner, full, {scheme.places for scheme in schemes})
-    weighted = [place for place in full if planner.weight_edges(content.nodes[place])]
-    types = {place: index.node[content.nodes[place]].op_type for place in weighted}
-    stored = tuple(place for place in weighted if types[place] in dialect.weights_only)
-    if stored:
-        schemes.append(Scheme(WEIGHTS, stored, Form.WEIGHTS))
-    else:
-        skipped[WEIGHTS] = _NO_WEIGHTS.format(dialect.name)
-    if weighted and dialect.activations_only.issuperset(types.values()):
-        schemes.append(Scheme(ACTIVATIONS, full, Form.ACTIVATIONS))
-    else:
-        skipped[ACTIVATIONS] = _NO_ACTIVATIONS.format(dialect.name)
-    return tuple(schemes), skipped
+class _SchemeDrafts:
+    """The schemes of one subgraph.
+
+    Args:
+        contents: The groups that it stands for.
+        planner: What can be quantized.
+        full: Places of the ops that may be quantized as a whole.
+        ruled: Those that placement rules would quantize.
+        may: As `find_subgraphs` takes it.
+    """
+
+    def __init__(
+        self,
+        contents: Sequence[Content],
+        planner: QuantizationPlanner,
+        full: tuple[int, ...],
+        ruled: tuple[int, ...],
+        may: Mapping[Form, Collection[str]],
+    ) -> None:
+        self._content = contents[0]
+        self._planner = planner
+        self._full = full
+        self._ruled = ruled
+        self._dynamic = _common(contents, may.get(Form.DYNAMIC, ()))
+        sums = [_fused_inside(planner.index, each, may.get(Form.UNFUSED, ())) for each in contents]
+        self._unfused = _common(contents, frozenset().union(*sums))
+
+    def all(self, *, few: bool) -> tuple[tuple[Scheme, ...], dict[str, str]]:
+        """What to try, and what not, with the reason."""
+        schemes: list[Scheme] = []
+        skipped: dict[str, str] = {}
+        parts = (self._whole(few=few), self._parts_of_ops(), self._at_run_time(few=few))
+        for name, found in (each for part in parts for each in part):
+            if isinstance(found, str):
+                skipped[name] = found
+            else:
+                schemes.append(found)
+        return tuple(schemes), skipped
+
+    def _whole(self, *, few: bool) -> Iterator[tuple[str, Scheme | str]]:
+        """Ops as a whole: all, those of the rules, and all but one."""
+        if not self._full:
+            return
+        yield FULL, Scheme.of(FULL, {Form.WHOLE: self._full})
+        by_rules = Scheme.of(RULES, {Form.WHOLE: self._ruled})
+        known = {self._full}
+        if self._ruled == self._full:
+            yield RULES, _SAME.format(FULL)
+        elif not by_rules.placement(self._content, self._planner):
+            yield RULES, _SAME.format(NONE)
+        else:
+            yield RULES, by_rules
+            known.add(self._ruled)
+        if few:
+            yield WITHOUT_ONE, _TOO_SLOW
+            return
+        for scheme in _without_one(self._content, self._planner, self._full, known):
+            yield scheme.name, scheme
+
+    def _parts_of_ops(self) -> Iterator[tuple[str, Scheme | str]]:
+        """Only the weights of ops, and all but them."""
+        content, planner, dialect = self._content, self._planner, self._planner.dialect
+        weighted = [place for place in self._full if planner.weight_edges(content.nodes[place])]
+        types = {place: planner.index.node[content.nodes[place]].op_type for place in weighted}
+        stored = tuple(place for place in weighted if types[place] in dialect.weights_only)
+        if stored:
+            yield WEIGHTS, Scheme.of(WEIGHTS, {Form.WEIGHTS: stored})
+        else:
+            yield WEIGHTS, _NO_WEIGHTS.format(dialect.name)
+        if weighted and dialect.activations_only.issuperset(types.values()):
+            yield ACTIVATIONS, Scheme.of(ACTIVATIONS, {Form.ACTIVATIONS: self._full})
+        else:
+            yield ACTIVATIONS, _NO_ACTIVATIONS.format(dialect.name)
+
+    def _at_run_time(self, *, few: bool) -> Iterator[tuple[str, Scheme | str]]:
+        """Dynamic products, alone and with the rest as a whole, and sums that are not fused."""
+        dynamic, unfused, dialect = self._dynamic, self._unfused, self._planner.dialect
+        rest = tuple(place for place in self._full if place not in dynamic)
+        if not dynamic:
+            yield DYNAMIC, _NO_DYNAMIC.format(dialect.name)
+        else:
+            yield DYNAMIC, Scheme.of(DYNAMIC, {Form.DYNAMIC: dynamic})
+            mixed = Scheme.of(DYNAMIC_AND_FULL, {Form.DYNAMIC: dynamic, Form.WHOLE: rest})
+            if not any(self._content.nodes[place] in self._planner.compute for place in rest):
+                yield DYNAMIC_AND_FULL, _NO_REST
+            else:
+                yield DYNAMIC_AND_FULL, _TOO_SLOW if few else mixed
+        if not unfused:
+            yield UNFUSED, _NO_UNFUSED.format(dialect.name)
+            return
+        yield UNFUSED, Scheme.of(UNFUSED, {Form.UNFUSED: unfused})
+        if dynamic:
+            both = {Form.DYNAMIC: dynamic, Form.UNFUSED: unfused}
+            yield DYNAMIC_AND_UNFUSED, Scheme.of(DYNAMIC_AND_UNFUSED, both)
+
+
+def _common(contents: Sequence[Content], names: Collection[str]) -> tuple[int, ...]:
+    """The places whose nodes are among these names in every group."""
+    places = range(len(contents[0].nodes))
+    return tuple(p for p in places if all(content.nodes[p] in names for content in contents))
+
+
+def _fused_inside(index: GraphIndex, content: Content, sums: Collection[str]) -> frozenset[str]:
+    """Those sums of a subgraph that are read in it: fused with what is outside, they can't tell."""
+    inside = set(content.nodes)
+    return frozenset(
+        name
+        for name in inside.intersection(sums)
+        if any(user.name in inside for user, _ in index.node[name].outputs[0].uses())
+    )
 
 
 def _without_one(
@@ -215,7 +319,7 @@ def _without_one(
         places = tuple(place for place in full if place != left)
         if places not in known:
             op_type = index.node[content.nodes[left]].op_type
-            schemes.append(Scheme(f"{WITHOUT_ONE} {op_type} {left}", places))
+            schemes.append(Scheme.of(f"{WITHOUT_ONE} {op_type} {left}", {Form.WHOLE: places}))
     return schemes
 
 
@@ -237,9 +341,12 @@ def placement_inside(
             edges.add(edge)
         elif edge.tensor in position:
             edges.add(Edge(edge.tensor, "", position[edge.tensor]))
-    return Placement(frozenset(edges))
+    dynamic, unfused = placement.dynamic & inside, placement.unfused & inside
+    return Placement(frozenset(edges), frozenset(), dynamic, unfused)
 
 
+# Forms in which ops read and write quantized values.
+_STATIC = tuple(form for form in Form if form.needs_ranges)
 # Ops through which a quantized result stays one until the next kernel reads it.
 _PASSING = frozenset({"Clip", "Relu"})
 # What a subgraph costs in a model may be more than what it costs alone by a part like this.
@@ -248,16 +355,18 @@ _NEAR = 1.25
 
 @dataclass(frozen=True)
 class QuantizableGroup:
-    """A fusion group with the way in which it would be quantized.
+    """A fusion group with the ways in which it would be quantized.
 
     Attributes:
         group: Number of the fusion group.
         subgraph: Number of its subgraph.
         content: The group in canonical form.
-        scheme: How it is quantized, if it is.
-        rival: Another way that costs hardly more, if there is one.
         times: The subgraph's times.
-        inputs: Those of its inputs that it then reads quantized.
+        scheme: How it is quantized at its borders, if it is; None if that is not possible.
+        rival: Another such way that costs hardly more, if there is one.
+        borderless: The best way in which it reads and writes floats, if there is one.
+        borderless_rival: Another such way that costs hardly more, if there is one.
+        inputs: Those of its inputs that it reads quantized with its scheme.
         outputs: Those of its outputs that it then makes quantized, or could at no cost.
         is_passthrough: Whether nothing in it computes: it is quantized only if what it reads is.
     """
@@ -265,29 +374,37 @@ class QuantizableGroup:
     group: int
     subgraph: int
     content: Content
-    scheme: Scheme
-    rival: Scheme | None
     times: SubgraphTimes
-    inputs: frozenset[str]
-    outputs: frozenset[str]
-    is_passthrough: bool
+    scheme: Scheme | None = None
+    rival: Scheme | None = None
+    borderless: Scheme | None = None
+    borderless_rival: Scheme | None = None
+    inputs: frozenset[str] = frozenset()
+    outputs: frozenset[str] = frozenset()
+    is_passthrough: bool = False
+
+    @property
+    def schemes(self) -> tuple[Scheme, ...]:
+        """All the ways in which it may be quantized."""
+        found = (self.scheme, self.rival, self.borderless, self.borderless_rival)
+        return tuple(scheme for scheme in found if scheme is not None)
 
     @property
     def as_float(self) -> SchemeTimes:
         """Its times as float."""
         return self.times.forms[0]
 
-    @property
-    def quantized(self) -> SchemeTimes:
-        """Its times with the scheme."""
-        found = self.times.form(self.scheme.name)
-        assert found is not None
-        return found
+    def times_with(self, scheme: Scheme | None) -> SchemeTimes | None:
+        """Its times with one of its schemes."""
+        return self.times.form(scheme.name) if scheme is not None else None
 
     def conversion_ms(self, tensor: str) -> float:
-        """What converting a tensor at its border costs, with the change of layout."""
-        return self._at_border(self.quantized.conversion_ms, tensor) + self._at_border(
-            self.quantized.layout_ms, tensor
+        """What converting a tensor at its border costs with its scheme, with a change of layout."""
+        quantized = self.times_with(self.scheme)
+        if quantized is None:
+            return 0.0
+        return self._at_border(quantized.conversion_ms, tensor) + self._at_border(
+            quantized.layout_ms, tensor
         )
 
     def float_layout_ms(self, tensor: str) -> float:
@@ -307,7 +424,8 @@ def make_units(
 
     Args:
         subgraphs: The subgraphs.
-        times: What was found out about them, by key.
+        times: What was found out about them, by key. Schemes that have none are not used: an
+            earlier version may not have known them.
         planner: What can be quantized.
     """
     units = []
@@ -316,31 +434,37 @@ def make_units(
         if found is None or found.form(NONE) is None:
             continue
         ranked = _ranked(subgraph, found, planner)
-        if not ranked:
-            continue
-        scheme, rival = ranked[0], ranked[1] if len(ranked) > 1 else None
+        scheme, rival = _first_two(each for each in ranked if not each.is_borderless)
+        alone, alone_rival = _first_two(each for each in ranked if each.is_borderless)
         for group, content in zip(subgraph.groups, subgraph.contents, strict=True):
-            reads, makes = _borders(scheme, content, planner)
-            moves = scheme.form is not Form.WEIGHTS and not any(
-                name in planner.compute for name in scheme.nodes(content)
+            unit = QuantizableGroup(
+                group, number, content, found, scheme, rival, alone, alone_rival
             )
-            units.append(
-                QuantizableGroup(group, number, content, scheme, rival, found, reads, makes, moves)
-            )
+            if scheme is not None:
+                reads, makes = _borders(scheme, content, planner)
+                moves = planner.compute.keys().isdisjoint(scheme.nodes(content, *_STATIC))
+                unit = replace(unit, inputs=reads, outputs=makes, is_passthrough=moves)
+            if unit.schemes:
+                units.append(unit)
     return sorted(units, key=lambda unit: unit.group)
 
 
-def _ranked(subgraph: Subgraph, times: SubgraphTimes, planner: QuantizationPlanner) -> list[Scheme]:
-    """The scheme that costs least, and those that may cost less in the model, best first.
+def _first_two(schemes: Iterable[Scheme]) -> tuple[Scheme | None, Scheme | None]:
+    first, second, *_ = (*schemes, None, None)
+    return first, second
 
-    Costs are taken half way between float and quantized neighbours.
+
+def _ranked(subgraph: Subgraph, times: SubgraphTimes, planner: QuantizationPlanner) -> list[Scheme]:
+    """Of each kind, the scheme that costs least, and those that may cost less in the model.
+
+    The best come first. Costs are taken half way between float and quantized neighbours.
     """
 
     def cost_ms(scheme: Scheme) -> float:
         form, plain = times.form(scheme.name), times.forms[0]
         if form is None:
             return math.inf
-        if scheme.form is Form.ACTIVATIONS and form.inside_ms >= plain.inside_ms:
+        if Form.ACTIVATIONS in scheme.forms and form.inside_ms >= plain.inside_ms:
             return math.inf  # the engine has left the weights as they are
         reads, makes = _borders(scheme, subgraph.content, planner)
         borders = (*subgraph.content.inputs, *subgraph.content.outputs)
@@ -352,24 +476,27 @@ def _ranked(subgraph: Subgraph, times: SubgraphTimes, planner: QuantizationPlann
 
     costs = {scheme: cost_ms(scheme) for scheme in subgraph.schemes}
     ranked = sorted((s for s in costs if costs[s] < math.inf), key=costs.__getitem__)
-    return [
-        scheme
-        for scheme in ranked
-        if scheme == ranked[0]
-        or (scheme.form is Form.WHOLE and costs[scheme] <= _NEAR * costs[ranked[0]])
-    ]
+    best: dict[bool, Scheme] = {}
+    for scheme in ranked:
+        best.setdefault(scheme.is_borderless, scheme)
+
+    def may_cost_less(scheme: Scheme) -> bool:
+        is_near = costs[scheme] <= _NEAR * costs[best[scheme.is_borderless]]
+        return is_near and Form.ACTIVATIONS not in scheme.forms
+
+    return [scheme for scheme in ranked if scheme in best.values() or may_cost_less(scheme)]
 
 
 def _borders(
     scheme: Scheme, content: Content, planner: QuantizationPlanner
 ) -> tuple[frozenset[str], frozenset[str]]:
     """What a group reads and makes quantized."""
-    if scheme.form is Form.WEIGHTS:
+    if scheme.is_borderless:
         return frozenset(), frozenset()
     places = placement_inside(scheme.placement(content, planner), content, planner)
     reads = frozenset(edge.tensor for edge in places.edges if edge.node) & set(content.inputs)
     written = {edge.tensor for edge in places.edges if not edge.node}
-    names = set(scheme.nodes(content))
+    names = set(scheme.nodes(content, *_STATIC))
     made = {tensor for tensor in content.outputs if _is_made_by(tensor, names, planner)}
     return reads, frozenset(written | made)
 
@@ -384,138 +511,3 @@ def _is_made_by(tensor: str, names: Collection[str], planner: QuantizationPlanne
     if node is None or node.name not in names:
         return False
     return role_rule(planner.dialect, node).output is not Output.REQUIRED
-
-
-@dataclass(frozen=True)
-class Choices:
-    """Units as the groups of a search: parts of them, so that other choices can be said, too.
-
-    Attributes:
-        groups: What a `Space` is made of.
-        of_unit: By unit, the groups that are quantized with its scheme.
-        around: By unit, those and the others in its place, which other schemes quantize.
-        of_rival: By unit, the groups that are quantized with the scheme's rival; empty if it has
-            none.
-    """
-
-    groups: tuple[Group, ...] = ()
-    of_unit: tuple[State, ...] = ()
-    around: tuple[State, ...] = ()
-    of_rival: tuple[State, ...] = ()
-
-    def state(self, units: Iterable[int]) -> State:
-        """The groups of some units, each with its scheme."""
-        return frozenset().union(*(self.of_unit[number] for number in units))
-
-    def units(self, state: State) -> State:
-        """The units of which anything is quantized in a choice."""
-        return frozenset(n for n, groups in enumerate(self.around) if groups & state)
-
-    def otherwise(self, state: State) -> State:
-        """Those of them that are quantized in another way than by their scheme."""
-        pairs = zip(self.of_unit, self.around, strict=True)
-        return frozenset(
-            n for n, (own, groups) in enumerate(pairs) if groups & state and groups & state != own
-        )
-
-    def with_schemes(self, state: State, units: Iterable[int]) -> State:
-        """A choice in which units are quantized by their schemes, however they were before."""
-        chosen = list(units)
-        others = state.difference(*(self.around[number] for number in chosen))
-        return others | self.state(chosen)
-
-    def with_rivals(self, state: State, units: Iterable[int]) -> State:
-        """A choice in which units are quantized by the rivals of their schemes."""
-        chosen = list(units)
-        others = state.difference(*(self.around[number] for number in chosen))
-        return others.union(*(self.of_rival[number] for number in chosen))
-
-    def flipped(self, state: State, units: Iterable[int]) -> State:
-        """A choice in which units that are quantized are float, and the others have their scheme.
-
-        All else stays what it is.
-        """
-        quantized = self.units(state)
-        changed = set(state)
-        for number in units:
-            if number in quantized:
-                changed -= self.around[number]
-            else:
-                changed |= self.of_unit[number]
-        return frozenset(changed)
-
-
-def make_choices(
-    units: Sequence[QuantizableGroup],
-    subgraphs: Sequence[Subgraph],
-    times: Mapping[str, SubgraphTimes],
-    planner: QuantizationPlanner,
-    ruled: Collection[str],
-) -> Choices:
-    """Cut each unit's group into parts that its scheme, the rules and everything consist of.
-
-    Args:
-        units: The units.
-        subgraphs: The subgraphs that they are groups of.
-        times: What was found out about subgraphs. The groups of those that nothing is known of, or
-            that could not be timed alone, are choices, too, that belong to no unit.
-        planner: What can be quantized.
-        ruled: Names of the ops that placement rules would quantize.
-    """
-    groups: list[Group] = []
-    of_unit: list[State] = []
-    around: list[State] = []
-    of_rival: list[State] = []
-    for unit in units:
-        first = len(groups)
-        key, scheme = unit.times.key, unit.scheme
-        is_whole = scheme.form is Form.WHOLE
-        best = frozenset(scheme.nodes(unit.content)) if is_whole else frozenset()
-        rival = frozenset(unit.rival.nodes(unit.content)) if unit.rival is not None else frozenset()
-        parts = _parts(subgraphs[unit.subgraph], unit.content, planner, (best, rival, ruled))
-        groups += (_group(key, role, names, planner) for role, names in enumerate(parts))
-        if not is_whole:
-            names = scheme.nodes(unit.content)
-            groups.append(_group(key, len(parts), names, planner, scheme.form))
-        added = range(first, len(groups))
-        own = (
-            n for n in added if groups[n].form is not Form.WHOLE or best.issuperset(groups[n].nodes)
-        )
-        of_unit.append(frozenset(own))
-        around.append(frozenset(added))
-        others = (n for n in added if groups[n].form is Form.WHOLE and groups[n].nodes[0] in rival)
-        of_rival.append(frozenset(others))
-    for subgraph in subgraphs:
-        found = times.get(subgraph.key)
-        if found is not None and found.form(NONE) is not None:
-            continue
-        for content in subgraph.contents:
-            parts = _parts(subgraph, content, planner, (ruled,))
-            groups += (_group(subgraph.key, n, names, planner) for n, names in enumerate(parts))
-    return Choices(tuple(groups), tuple(of_unit), tuple(around), tuple(of_rival))
-
-
-def _parts(
-    subgraph: Subgraph,
-    content: Content,
-    planner: QuantizationPlanner,
-    sets: Sequence[Collection[str]],
-) -> list[tuple[str, ...]]:
-    """What can be quantized in a group, cut so that each set of ops consists of parts."""
-    full = next(scheme for scheme in subgraph.schemes if scheme.name == FULL).nodes(content)
-    parts: dict[tuple[bool, ...], list[str]] = {}
-    for name in sorted(full, key=planner.index.position.__getitem__):
-        parts.setdefault(tuple(name in each for each in sets), []).append(name)
-    return [tuple(names) for names in parts.values()]
-
-
-def _group(
-    key: str,
-    role: int,
-    names: Sequence[str],
-    planner: QuantizationPlanner,
-    form: Form = Form.WHOLE,
-) -> Group:
-    types = [planner.index.node[name].op_type for name in names]
-    lead = next((each for each in types if each in WEIGHTED_OPS), types[0])
-    return Group(key, role, lead, tuple(names), key, form)

@@ -24,18 +24,17 @@ from qdqtune.records._inputs import request_of
 from qdqtune.records._measurement import LayerTime
 from qdqtune.records._placement import Placement
 from qdqtune.records._tuning import FINISHED, INTERRUPTED
-from qdqtune.search._space import Space, State
+from qdqtune.search._space import Form, Space, State
 from qdqtune.search.strategies._assembly_search import SubgraphTask
 from qdqtune.search.strategies._registry import make_strategy
 from qdqtune.search.strategies._strategy import Limits, Score, SearchStrategy, SearchTask, Trial
 from qdqtune.search.subgraphs._assembly import ObservedCosts, assemble_closed, costs_of, look_at
+from qdqtune.search.subgraphs._choices import Choices, make_choices
 from qdqtune.search.subgraphs._fusion_groups import FusionGroup
 from qdqtune.search.subgraphs._quantizable_groups import (
-    Choices,
     QuantizableGroup,
     Subgraph,
     find_subgraphs,
-    make_choices,
     make_units,
 )
 from qdqtune.workflows._sample_provider import static_shapes
@@ -157,16 +156,22 @@ class Units:
     def shares(self) -> dict[str, float]:
         """The part of the float model's time that goes into each node."""
         total = sum(self.plain.unit_ms.values()) + self.plain.rest_ms
-        return {
-            name: self.plain.unit_ms.get(number, 0.0) / len(unit.scheme.places) / (total or 1.0)
-            for number, unit in enumerate(self.units)
-            for name in unit.scheme.nodes(unit.content)
-        }
+        found: dict[str, float] = {}
+        for number, unit in enumerate(self.units):
+            share = self.plain.unit_ms.get(number, 0.0) / (total or 1.0)
+            scheme = unit.scheme or unit.borderless
+            names = scheme.nodes(unit.content) if scheme is not None else ()
+            found |= dict.fromkeys(names, share / max(1, len(names)))
+        return found
 
     @property
     def stamp(self) -> str:
         """What the numbers of units mean: another set of them has another one."""
-        meant = [(unit.group, unit.scheme.name) for unit in self.units]
+        meant = []
+        for unit in self.units:
+            own = unit.scheme.name if unit.scheme is not None else ""
+            more = (unit.borderless.name,) if unit.borderless is not None else ()
+            meant.append((unit.group, own, *more))
         return hashlib.blake2b(repr(meant).encode(), digest_size=8).hexdigest()
 
 
@@ -223,7 +228,10 @@ def subgraph_problem(run: TuningRun, baseline: Baseline, calibration: Calibratio
             groups = find_engine_groups(run, planner.index, baseline.file, cache)
             done = replace(done, files=layer_files(run))
             is_slow = cache.keep_build_s(baseline.build_s) > _SLOW_BUILD_S
-            may = {name for group in grouping.groups for name in group.nodes}
+            may = {
+                form: {n for group in grouping.groups if group.form is form for n in group.nodes}
+                for form in Form
+            }
             subgraphs = find_subgraphs(index, groups, planner, grouping.ruled, may, few=is_slow)
             profiler = SubgraphProfiler(
                 run, cache, calibration.inserter, planner, index, dims, ranges
@@ -271,7 +279,9 @@ def _assembly_problem(
     alike: dict[int, set[int]] = {}
     for number, unit in enumerate(units.units):
         if not unit.is_passthrough:
-            alike.setdefault(unit.subgraph, set()).add(number)
+            numbers = (number, number + len(units.units))
+            found = {n for n in numbers if choices.of_unit[n]}
+            alike.setdefault(unit.subgraph, set()).update(found)
     most = config.max_benchmarks
     limits = Limits(benchmarks=run.request.preset.assemblies if most is None else most)
     task = SubgraphTask(
