@@ -77,9 +77,7 @@ def write_newer(kind: str, folder: Path) -> Path:
         body = {"kind": "measurement", "something": "new", "schema": newest + 1}
         changed = "{torn\n" + text + encode(body)
     else:
-        changed, count = re.subn(
-            rf'("?schema"?: ?){newest}\b', rf"\g<1>{newest + 1}", text, count=1
-        )
+        changed, count = re.subn(r'("?schema"?: ?)\d+\b', rf"\g<1>{newest + 1}", text, count=1)
         assert count == 1
     path.write_text(changed)
     return path

@@ -82,9 +82,9 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
     """
     own = any(key.startswith("qdqtune.") for key in model.metadata_props)
     stripper = _Stripper(model, weights_from, foreign=not own)
+    unfused = _fuse_sums(model.graph)
     for op in find_dynamic_ops(model.graph):
         stripper.make_static(op)
-    stripper.fuse_again()
     for node in list(model.graph):
         if is_op(node, DEQUANTIZE):
             stripper.take_out(node)
@@ -92,7 +92,7 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
     stripper.clean_up()
     for key in [key for key in model.metadata_props if key.startswith("qdqtune.")]:
         del model.metadata_props[key]
-    return stripper.reading()
+    return stripper.reading(unfused)
 
 
 def read(model: ir.Model) -> ReadResult:
@@ -100,11 +100,20 @@ def read(model: ir.Model) -> ReadResult:
     return strip(model.clone())
 
 
+def _fuse_sums(graph: ir.Graph) -> frozenset[str]:
+    """Make an Add of each Sum that was one; returns their names."""
+    found = []
+    for node in graph:
+        if is_op(node, "Sum") and node.doc_string == UNFUSED_ADD and len(node.inputs) == 2:
+            node.op_type, node.doc_string = "Add", None
+            found.append(node.name or "")
+    return frozenset(found)
+
+
 class _Stripper:
     def __init__(self, model: ir.Model, weights_from: ir.Model | None, *, foreign: bool) -> None:
         self._foreign = foreign
         self._activations: dict[ir.Value, ir.Value] = {}
-        self._graph = model.graph
         self._model = model
         self._originals = weights_from.graph.initializers if weights_from else {}
         self._edges: dict[tuple[ir.Value, str, int], None] = {}
@@ -115,7 +124,6 @@ class _Stripper:
         self._names = FreeNames(value_names(model))
         self._pairs = 0
         self._dynamic: list[ir.Node] = []
-        self._unfused: list[ir.Node] = []
 
     def make_static(self, op: DynamicOp) -> None:
         """Put the float op back in the place of a dynamic one."""
@@ -141,12 +149,9 @@ class _Stripper:
         self._encodings.append((weight, encoding))
         self._dynamic.append(node)
 
-    def fuse_again(self) -> None:
-        """Make an Add of each Sum that was one."""
-        for node in self._graph:
-            if is_op(node, "Sum") and node.doc_string == UNFUSED_ADD and len(node.inputs) == 2:
-                node.op_type, node.doc_string = "Add", None
-                self._unfused.append(node)
+    @property
+    def _graph(self) -> ir.Graph:
+        return self._model.graph
 
     def take_out(self, node: ir.Node) -> None:
         encoding = _encoding_of(node)
@@ -334,11 +339,9 @@ class _Stripper:
             elif value.is_initializer():
                 self._graph.initializers.pop(name, None)
 
-    def reading(self) -> ReadResult:
+    def reading(self, unfused: frozenset[str]) -> ReadResult:
         edges = frozenset(Edge(value.name or "", node, index) for value, node, index in self._edges)
-        dynamic, unfused = (
-            frozenset(node.name or "" for node in nodes) for nodes in (self._dynamic, self._unfused)
-        )
+        dynamic = frozenset(node.name or "" for node in self._dynamic)
         whole = Placement(edges, dynamic=dynamic, unfused=unfused)
         placement = canonical(GraphIndex(self._model), whole)
         encodings: dict[str, ReadEncoding] = {}
