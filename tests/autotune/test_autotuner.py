@@ -289,6 +289,30 @@ def test_scales_come_from_the_settings_and_weights_have_their_own() -> None:
     assert constants["w_quantized"].dtype == np.int8
 
 
+@pytest.mark.parametrize(
+    ("dialect", "config", "zero_points"),
+    [
+        ("onnxruntime", Config(), {"x": 128, "b": 0, "c": 128}),
+        ("onnxruntime", Config(default_q_scale=0.25), {"x": 128, "b": 0, "c": 128}),
+        ("onnxruntime", Config(default_q_zero_point=-1), {"x": 127, "b": 127, "c": 127}),
+        ("openvino", Config(), {"x": 128, "b": 0}),
+        ("tensorrt", Config(), {"x": 0, "b": 0}),
+    ],
+)
+def test_ranges_of_what_can_not_be_negative_begin_at_zero(
+    dialect: str, config: Config, zero_points: dict[str, int]
+) -> None:
+    tuner = started(QDQAutotuner(two_convs(), dialect=dialect), config=config)
+    tune(tuner, count)
+    constants = {
+        each.name: onnx.numpy_helper.to_array(each)
+        for each in checked(tuner.export_onnx()).graph.initializer
+    }
+    for tensor, zero_point in zero_points.items():
+        assert constants[f"{tensor}_zero_point"] == zero_point
+        assert constants[f"{tensor}_scale"] == np.float32(config.default_q_scale)
+
+
 def test_better_ranges_go_before_the_settings() -> None:
     tuner = started(QDQAutotuner(two_convs(), dialect="tensorrt"))
     tune(tuner, count)

@@ -186,6 +186,27 @@ def test_a_reader_that_goes_away_is_no_traceback(small_resnet: Path) -> None:
     assert done.stdout.startswith("{")
 
 
+@pytest.mark.parametrize(
+    ("command", "heavy"),
+    [
+        # The names of engines in the help include those of other packages, found by metadata.
+        ("tune", {"numpy", "onnx", "rich", "secrets", "subprocess"}),
+        ("strip", {"numpy", "onnx", "rich", "secrets", "subprocess", "importlib.metadata"}),
+    ],
+)
+def test_help_imports_only_what_it_shows(command: str, heavy: set[str]) -> None:
+    code = (
+        "import sys\n"
+        "from qdqtune.cli.main import main\n"
+        f"assert main([{command!r}, '--help']) == 0\n"
+        f"imported = {heavy!r} & set(sys.modules)\n"
+        "assert not imported, imported"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: qdqtune {command}")
+
+
 def test_importing_qdqtune_is_light() -> None:
     code = "import qdqtune, sys; print([m for m in ('numpy', 'onnx', 'rich') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from qdqtune.graph._external_data import FileTensor
+from qdqtune.graph._file_tensor import FileTensor
 from qdqtune.graph._files import load_model, save_model
 from qdqtune.graph._fingerprint import fingerprint
 from qdqtune.records._errors import ModelError

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
 from qdqtune.graph._measured_shapes import check_fits
+from qdqtune.graph._protobuf import stored_size
 from qdqtune.records._errors import ModelError
 from qdqtune.resources import resource_limits
 from tests.conftest import model_from_text
@@ -63,3 +67,13 @@ def test_what_loops_and_branches_compute_counts() -> None:
     model = ir.from_proto(model_from_text(text))
     with pytest.raises(ModelError, match="The tensor"):
         check_fits(model, {"x": (1, 4), "c": ()})
+
+
+@pytest.mark.parametrize("dtype", ir.DataType)
+def test_a_tensor_takes_the_bits_of_its_type(dtype: ir.DataType) -> None:
+    tensor = onnx.TensorProto(data_type=dtype.value, dims=[3, 5])
+    if dtype in (ir.DataType.UNDEFINED, ir.DataType.STRING):
+        with pytest.raises(ValueError, match=f"{dtype.value}"):
+            stored_size(tensor)
+    else:
+        assert stored_size(tensor) == math.ceil(15 * dtype.bitwidth / 8)

@@ -30,6 +30,7 @@ from qdqtune.graph._fingerprint import fingerprint
 from qdqtune.graph._folding import fold
 from qdqtune.graph._index import GraphIndex, name_nodes
 from qdqtune.graph._input_shapes import resolve_shapes
+from qdqtune.graph._nonnegative import nonnegative_tensors
 from qdqtune.graph._opset import raise_opset
 from qdqtune.graph._prepared_model import PreparedModel, external_bytes, inlined
 from qdqtune.graph._shapes import at_shapes
@@ -43,7 +44,7 @@ from qdqtune.records._errors import AutotunerError, EngineError, UsageError
 from qdqtune.records._inputs import InputRequest
 from qdqtune.records._placement import Edge, Placement
 from qdqtune.records._ranges import Ranges
-from qdqtune.search._config import Config
+from qdqtune.search._config import ZERO_POINTS, Config
 
 _log = logging.getLogger(__name__)
 
@@ -210,7 +211,7 @@ class CandidateWriter:
     Args:
         model: The model.
         dialect: The dialect of Q/DQ.
-        config: Quant type, and the default scale of activations.
+        config: Quant type, and the default scale and zero point of activations.
         ranges: Ranges of activations, where they are known.
     """
 
@@ -220,7 +221,7 @@ class CandidateWriter:
         self._source = model.path
         self._base = model.prepared
         known = ranges or Ranges()
-        given = {**_defaults(self._base.index, config), **model.given}
+        given = {**_defaults(self._base.index, dialect, config), **model.given}
         for tensor in known.by_tensor:
             if not (tensor in model.given and tells_range(model.given[tensor])):
                 given.pop(tensor, None)
@@ -288,22 +289,34 @@ class CandidateWriter:
             )
 
 
-def _defaults(index: GraphIndex, config: Config) -> Mapping[str, ReadEncoding]:
-    """Return the same encoding for every activation, in its own float type."""
+def _defaults(index: GraphIndex, dialect: Dialect, config: Config) -> Mapping[str, ReadEncoding]:
+    """Return an encoding for every activation, in its own float type.
+
+    All have the scale and the zero point of the settings. If the latter is 0, and the dialect has
+    ranges that are not symmetric, those of tensors that can't be negative begin at 0, as calibrated
+    ones do: engines compute a Relu with the quantized Conv before it only then, and latencies would
+    mislead the search.
+    """
     dtype = _DTYPES[config.default_quant_type]
-    zero_point = np.array(config.default_q_zero_point).astype(dtype.numpy())
-    by_float: dict[ir.DataType, ReadEncoding] = {}
+    is_symmetric = dialect.format_of(config.default_quant_type).activation.symmetric
+    is_uniform = is_symmetric or config.default_q_zero_point != 0
+    nonnegative = frozenset() if is_uniform else nonnegative_tensors(index)
+    lowest = ZERO_POINTS[config.default_quant_type][0]
+    by_float: dict[tuple[ir.DataType, int], ReadEncoding] = {}
     found = {}
     for tensor in index.value:
         kind = index.dtype(tensor)
         if kind is None or not index.is_float(tensor) or index.is_constant(tensor):
             continue
-        if kind not in by_float:
+        zero_point = lowest if tensor in nonnegative else config.default_q_zero_point
+        key = (kind, zero_point)
+        if key not in by_float:
             limits = ml_dtypes.finfo(kind.numpy())  # type: ignore[no-untyped-call]
             least, most = float(limits.smallest_normal), float(limits.max)
             scale = np.array(min(max(config.default_q_scale, least), most), np.float32)
-            by_float[kind] = ReadEncoding(dtype, scale, zero_point, 1)
-        found[tensor] = by_float[kind]
+            stored = np.array(zero_point).astype(dtype.numpy())
+            by_float[key] = ReadEncoding(dtype, scale, stored, 1)
+        found[tensor] = by_float[key]
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.metadata
 import logging
 import shlex
 from collections.abc import Callable, Collection, Iterable
@@ -49,7 +48,9 @@ def _engine_names() -> Iterable[str]:
 
 
 def _dialect_names() -> Iterable[str]:
-    from qdqtune.engines import _registry as registry  # importing the dialects takes long
+    import importlib.metadata  # importing the dialects themselves would take longer
+
+    from qdqtune.engines import _registry as registry
 
     entries = registry.engines().values()
     announced = importlib.metadata.entry_points(group="qdqtune.dialects").names

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qdqtune.graph._atomic_files import full_disk
 from qdqtune.records._errors import OutputError, QdqtuneError, UsageError
 from qdqtune.records._printable import message
 from qdqtune.resources import resource_limits, this_process_limited
@@ -68,6 +67,8 @@ def run_safely(
 
 def _failed(error: OSError) -> int:
     """Report a failed system call; an error without a file name is about our output."""
+    from qdqtune.graph._atomic_files import full_disk  # help and usage errors don't need it
+
     full = full_disk(error, Path(error.filename or os.curdir))
     if full is not None and error.filename:
         _complain(full)

@@ -11,7 +11,6 @@ import functools
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,17 +142,24 @@ def read_cpu() -> Cpu:
     """Read the CPU's properties from the operating system."""
     machine = platform.machine()
     system = platform.system()
-    try:
-        if system == "Linux":
+    if system == "Linux":
+        with contextlib.suppress(OSError):
             text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
             return parse_cpuinfo(text, machine)
-        if system == "Darwin":
-            argv = ["/usr/sbin/sysctl", "machdep.cpu", "hw.optional"]
-            shown = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
-            return parse_sysctl(shown.stdout, machine)
-    except (OSError, subprocess.SubprocessError):
-        pass
+    if system == "Darwin" and (text := _sysctl()):
+        return parse_sysctl(text, machine)
     return Cpu(platform.processor() or machine, _isa(set(), machine))
+
+
+def _sysctl() -> str:
+    """Return what macOS says about its CPU; empty if it says nothing."""
+    import subprocess  # no other system needs it
+
+    argv = ["/usr/sbin/sysctl", "machdep.cpu", "hw.optional"]
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def parse_cpuinfo(text: str, machine: str) -> Cpu:

@@ -19,13 +19,8 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError, EncodeError
 
 from qdqtune.graph._atomic_files import TemporaryFolder, replacing, sync, writing
-from qdqtune.graph._external_data import (
-    check_external_data,
-    external_files,
-    is_lfs_pointer,
-    load_attributes,
-    read_weights,
-)
+from qdqtune.graph._external_data import check_external_data, external_files, is_lfs_pointer
+from qdqtune.graph._file_tensor import load_attributes, read_weights
 from qdqtune.graph._index import name_nodes
 from qdqtune.graph._protobuf import contents, copy_fields, missing_bytes, nesting_depth
 from qdqtune.graph._validity import check_model, first_line, inconsistency

@@ -18,7 +18,7 @@ from qdqtune.graph._editing import (
     pinned,
     qdq_count,
 )
-from qdqtune.graph._external_data import FileTensor
+from qdqtune.graph._file_tensor import FileTensor
 from qdqtune.graph._fingerprint import tensor_digest
 from qdqtune.graph._folding import fold
 from qdqtune.graph._op_classes import QDQ_OPS, WEIGHTED_OPS, has_body, is_op, is_standard

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx.helper import make_tensor_value_info
 
 from qdqtune.graph._atomic_files import replacing
-from qdqtune.graph._external_data import FileTensor, read_weights
+from qdqtune.graph._file_tensor import FileTensor, read_weights
 from qdqtune.graph._fingerprint import fingerprint
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import has_body

@@ -1,4 +1,7 @@
-"""A model's proto: walks over everything inside it, and protobuf's wire format."""
+"""A model's proto: walks over everything inside it, and protobuf's wire format.
+
+Engines use this in their workers, so it does not import onnx_ir; see `_external_data`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import onnx
-import onnx_ir as ir
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
@@ -20,6 +22,21 @@ _TENSOR_FIELDS = [
     onnx.TensorProto.DESCRIPTOR.fields_by_name[name]
     for name in ("name", "doc_string", "external_data", "metadata_props")
 ]
+# Bits of an element by its type. Older versions of onnx have no names for the last types.
+_BITS = {
+    kind: bits
+    for bits, kinds in {
+        2: (25, 26),  # UINT2, INT2
+        4: (21, 22, 23),  # UINT4, INT4, FLOAT4E2M1
+        6: (27, 28),  # FLOAT6E2M3, FLOAT6E3M2
+        8: (2, 3, 9, 17, 18, 19, 20, 24),  # UINT8, INT8, BOOL, and those of FLOAT8
+        16: (4, 5, 10, 16),  # UINT16, INT16, FLOAT16, BFLOAT16
+        32: (1, 6, 12),  # FLOAT, INT32, UINT32
+        64: (7, 11, 13, 14),  # INT64, DOUBLE, UINT64, COMPLEX64
+        128: (15,),  # COMPLEX128
+    }.items()
+    for kind in kinds
+}
 # Fields whose texts are not names.
 _LONG_TEXTS = ("doc_string", "value")
 
@@ -154,10 +171,11 @@ def stored_size(tensor: onnx.TensorProto) -> int:
     """Return the number of bytes that a tensor's type and shape need; not for strings.
 
     Raises:
-        ValueError: If the type does not exist.
-        TypeError: If the size of the type is not known.
+        ValueError: If the type does not exist, or has no fixed size.
     """
-    bits: int = math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth
+    if tensor.data_type not in _BITS:
+        raise ValueError(f"the size of the type {tensor.data_type} is not known")
+    bits: int = math.prod(tensor.dims) * _BITS[tensor.data_type]
     return -(-bits // 8)
 
 

@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from qdqtune.graph._atomic_files import make_own, open_to_append, writing
-from qdqtune.graph._external_data import FileTensor
+from qdqtune.graph._file_tensor import FileTensor
 from qdqtune.graph._op_classes import is_op
 from qdqtune.records._untrusted_files import open_plain, read_bytes
 

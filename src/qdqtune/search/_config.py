@@ -59,7 +59,8 @@ class Config:
         performance_threshold: Speedup that a final model must reach to be worth deploying. Only
             workflows use it; the search itself takes every gain.
         default_q_scale: Scale of activations without a known range.
-        default_q_zero_point: Their zero point.
+        default_q_zero_point: Their zero point. With 0, ranges of tensors that can't be negative,
+            such as those behind a Relu, begin at 0 in dialects with asymmetric ranges.
         default_quant_type: `int8`, `uint8` or `fp8`.
         default_dq_dtype: Float type of scales where the model doesn't determine it. Tensors of
             unknown type are not insertion points, so every scale has the type of its tensor.
