@@ -123,12 +123,15 @@ REFUSED = "error: The model leaves the sizes of its inputs open: 'image' is [N,4
 
 @pytest.fixture(scope="module")
 def recognizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose height is open, and the folder of it."""
+    """A model whose height is open, and the folder of it.
+
+    It is wide: blocks of runs of a smaller one have thousands, which take seconds to simulate.
+    """
     path = tmp_path_factory.mktemp("open") / "recognizer.onnx"
     model = model_from_text(
-        "g (float[N,4,H,8] image) => (float[N,8,H,8] y)"
+        "g (float[N,4,H,8] image) => (float[N,4096,H,8] y)"
         "{ y = Conv <kernel_shape = [1, 1]> (image, w) }",
-        w=np.linspace(-1, 1, 32, dtype=np.float32).reshape(8, 4, 1, 1),
+        w=np.linspace(-1, 1, 4 * 4096, dtype=np.float32).reshape(4096, 4, 1, 1),
     )
     onnx.save(model, path)
     onnx.save(model, path.with_name("baseline.onnx"))
