@@ -28,6 +28,7 @@ import numpy as np
 import onnx
 
 from qdqtune.calibration import _ranges as range_cache
+from qdqtune.engines import _registry as registry
 from qdqtune.workflows.tuning._journal import Journal
 from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
@@ -157,7 +158,7 @@ def in_child(work: Callable[[], None]) -> int:
     if pid == 0:
         code = 1
         try:
-            use_in_process_engines("simulated")
+            use_in_process_engines("simulated", registry.REFERENCE)
             work()
             code = 0
         except BaseException:
