@@ -7,6 +7,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,9 @@ from qdqtune.calibration import _ranges as range_cache
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._openvino_settings import settings_of
+from qdqtune.workflows import _quantize_steps as quantize_steps
+from qdqtune.workflows.tuning import _baseline
+from qdqtune.workflows.tuning._time_budget import PRESETS
 from tests.in_process import real_processes, use_in_process_engines
 
 settings.register_profile(
@@ -67,6 +71,18 @@ def worker_processes() -> Iterator[None]:
     """For what is about processes: the simulated engine has one, too."""
     with real_processes():
         yield
+
+
+@pytest.fixture
+def brief_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For commands that must run on a real engine, whatever they find.
+
+    They measure little, and on a busy machine they don't wait for a quiet moment.
+    """
+    for name, preset in PRESETS.items():
+        monkeypatch.setitem(PRESETS, name, replace(preset.with_runs(1), final_s=0.5))
+    monkeypatch.setattr(quantize_steps, "TIMING_S", 0.3)
+    monkeypatch.setattr(_baseline, "_WITHOUT_BUDGET_S", 0.0)
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -55,10 +56,10 @@ def test_so_does_that_of_all_commands() -> None:
         parser.parse_args(shlex.split(line)[1:])
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the examples read: a model, a quantized one, and samples."""
-    monkeypatch.chdir(tmp_path)
+    folder = tmp_path_factory.mktemp("given")
     rng = np.random.default_rng(0)
     model = model_from_text(
         """g (float[N,3,8,8] x) => (float[N,3,8,8] y) {
@@ -66,12 +67,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         }""",
         w=rng.normal(size=(3, 3, 3, 3)).astype(np.float32),
     )
-    onnx.save(model, "model.onnx")
-    np.savez("samples.npz", x=rng.normal(size=(4, 1, 3, 8, 8)).astype(np.float32))
-    assert main(["insert", "model.onnx", "--ops", "Conv", "-o", "quantized.onnx", "-q"]) == 0
+    source, quantized = folder / "model.onnx", folder / "quantized.onnx"
+    onnx.save(model, source)
+    np.savez(folder / "samples.npz", x=rng.normal(size=(4, 1, 3, 8, 8)).astype(np.float32))
+    assert main(["insert", str(source), "--ops", "Conv", "-o", str(quantized), "-q"]) == 0
+    return folder
 
 
-@pytest.mark.usefixtures("folder")
+@pytest.fixture
+def folder(given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with these files, to work in."""
+    shutil.copytree(given, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("folder", "brief_timing")
 @pytest.mark.parametrize("line", EXAMPLES)
 @pytest.mark.docs
 def test_examples_work(line: str) -> None:

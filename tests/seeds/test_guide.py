@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import numpy as np
 import onnx
 import pytest
 
+from qdqtune.autotune.__main__ import main as autotune
+from qdqtune.autotune.region_inspect import main as region_inspect
 from qdqtune.cli.main import main
 from qdqtune.qdq_utils import get_quantized_tensors
 from qdqtune.workflows._benchmarks import init_benchmark_instance
@@ -26,6 +29,11 @@ FLOAT_MODELS = (
     "gpt2_small", "gpt2_medium",
 )  # fmt: skip
 QUANTIZED_MODELS = ("manually_quantized", "quantized_baseline")
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "qdqtune.autotune": autotune,
+    "qdqtune.autotune.region_inspect": region_inspect,
+}
 
 # Blocks that one user runs in one folder, one after the other; Python ones share their names.
 QUICK_START = ("01_quick_start.sh", "17_faster.sh", "18_verbose.sh", "19_logs.sh")
@@ -82,13 +90,16 @@ def quantize(model: str) -> None:
 
 
 def tier_of(group: tuple[str, ...]) -> Any:
-    """Commands take a process and a run each; in `make test`, test_autotune_command has some."""
+    """Commands take a run each; in `make test`, test_autotune_command has some."""
     is_shell = any(name.endswith(".sh") for name in group)
     return pytest.param(group, id=group[0], marks=pytest.mark.docs if is_shell else ())
 
 
+@pytest.mark.usefixtures("brief_timing")
 @pytest.mark.parametrize("group", [tier_of(group) for group in groups()])
-def test_the_blocks_run(group: tuple[str, ...], folder: Path) -> None:
+def test_the_blocks_run(
+    group: tuple[str, ...], folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     if group == LOW_LEVEL:
         shutil.copyfile("larger.onnx", "model.onnx")
     if any("quantized" in block(name) for name in group):
@@ -99,7 +110,7 @@ def test_the_blocks_run(group: tuple[str, ...], folder: Path) -> None:
             if name.endswith(".py"):
                 run_python(name, namespace)
             else:
-                run_shell(name, folder)
+                run_shell(name, folder, capfd)
         if group == QUICK_START:
             check_the_files_of(folder / "autotuner_output")
         if group == LOW_LEVEL:
@@ -114,24 +125,34 @@ def run_python(name: str, namespace: dict[str, Any]) -> None:
     exec(compile(block(name), name, "exec"), namespace)
 
 
-def run_shell(name: str, folder: Path) -> None:
+def run_shell(name: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The first block is run as a user does; with the others, our commands run in this process."""
     lines = block(name).replace("\\\n", " ").splitlines()
     for number, line in enumerate(line for line in lines if line.strip()):
         words = shlex.split(line)
-        program = sys.executable if words[0] == "python" else shutil.which(words[0])
-        if program is None:
-            pytest.skip(f"there is no {words[0]} here")
-        done = subprocess.run(
-            [program, *words[1:]], cwd=folder, capture_output=True, text=True, timeout=300,
-            check=False,
-        )  # fmt: skip
-        assert "Traceback" not in done.stderr
+        if words[0] == "python" and name != QUICK_START[0]:
+            assert words[1] == "-m"
+            code = COMMANDS[words[2]](words[3:])
+            errors = capfd.readouterr().err
+        else:
+            code, errors = run_process(words, folder)
+        assert "Traceback" not in errors
         reason = REFUSED.get((name, number))
         if reason is None:
-            assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+            assert code == 0, f"{line}\n{errors}"
         else:
-            assert done.returncode == 1
-            assert reason in done.stderr
+            assert code == 1
+            assert reason in errors
+
+
+def run_process(words: list[str], folder: Path) -> tuple[int, str]:
+    program = sys.executable if words[0] == "python" else shutil.which(words[0])
+    if program is None:
+        pytest.skip(f"there is no {words[0]} here")
+    done = subprocess.run(
+        [program, *words[1:]], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+    return done.returncode, done.stderr
 
 
 def check_the_files_of(output: Path) -> None:
