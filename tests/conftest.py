@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import logging
@@ -23,7 +24,7 @@ from qdqtune.engines._openvino_settings import settings_of
 from qdqtune.workflows import _quantize_steps as quantize_steps
 from qdqtune.workflows.tuning import _baseline
 from qdqtune.workflows.tuning._time_budget import PRESETS
-from tests.in_process import real_processes, use_in_process_engines
+from tests.in_process import real_processes, unguarded_inference, use_in_process_engines
 
 settings.register_profile(
     "ci",
@@ -33,6 +34,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.load_profile("ci")
+
+# The folders of tests whose models could crash ONNX's native code.
+_GUARDED = {"fuzz", "graph", "promises"}
 
 _CACHES = tempfile.TemporaryDirectory(prefix="qdqtune-tests-")
 _NUMBERS = itertools.count()
@@ -70,6 +74,14 @@ def pytest_collection_finish() -> None:
 def worker_processes() -> Iterator[None]:
     """For what is about processes: the simulated engine has one, too."""
     with real_processes():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def inference_in_process(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Most models are harmless; commands that a test starts have the guard in any case."""
+    folder = request.path.relative_to(Path(__file__).parent).parts[0]
+    with contextlib.nullcontext() if folder in _GUARDED else unguarded_inference():
         yield
 
 

@@ -12,7 +12,7 @@ import contextlib
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,6 +21,7 @@ from qdqtune.engines import _registry as registry
 from qdqtune.engines import _worker, _worker_main
 from qdqtune.engines._process import ChildProcess, FailureKind, WorkerFailure
 from qdqtune.engines._worker_main import Server
+from qdqtune.graph import _shapes, _validity
 from qdqtune.graph._atomic_files import open_to_append
 
 
@@ -88,4 +89,21 @@ def use_in_process_engines(*names: str) -> None:
 def real_processes() -> Iterator[None]:
     """Every engine has a process of its own."""
     with mock.patch.object(_worker, "ChildProcess", ChildProcess):
+        yield
+
+
+@contextlib.contextmanager
+def unguarded_inference() -> Iterator[None]:
+    """Shapes are inferred in this process, as on systems without fork.
+
+    A copy of a process that has imported all tests takes much longer than what it infers.
+    """
+
+    def call(action: Callable[[], bytes], _room_bytes: int = 0) -> bytes | None:
+        return _validity._tried(action)
+
+    with (
+        mock.patch.object(_shapes, "call_guarded", call),
+        mock.patch.object(_validity, "call_guarded", call),
+    ):
         yield
