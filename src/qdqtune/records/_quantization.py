@@ -95,8 +95,8 @@ class StripReport(Result):
 
     KIND: ClassVar[str] = "stripping"
     JSON: ClassVar[str] = (
-        "output qdq_pairs=pairs tensors=placement.tensors left rounded_weights=rounded "
-        "output_sqnr_db=sqnr_db"
+        "output qdq_pairs=pairs tensors=placement.tensors dynamic=placement.dynamic "
+        "unfused=placement.unfused left rounded_weights=rounded output_sqnr_db=sqnr_db"
     )
 
     output: Path | None
@@ -110,8 +110,17 @@ class StripReport(Result):
     @property
     def headline(self) -> str:
         """The essentials, in one line."""
-        taken = f"took {self.pairs} DequantizeLinear off {len(self.placement.tensors)} tensors"
-        return taken if self.output is None else f"{taken}, output {self.output}"
+        return self.taken if self.output is None else f"{self.taken}, output {self.output}"
+
+    @property
+    def taken(self) -> str:
+        """What was removed, in words."""
+        parts = [f"took {self.pairs} DequantizeLinear off {len(self.placement.tensors)} tensors"]
+        if self.placement.dynamic:
+            parts.append(f"made {len(self.placement.dynamic)} dynamic ops float")
+        if self.placement.unfused:
+            parts.append(f"made Adds of {len(self.placement.unfused)} Sums")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,7 @@ def insertion_text(report: InsertReport) -> str:
 
 def stripping_text(report: StripReport) -> str:
     """Format as text."""
-    tensors = len(report.placement.tensors)
-    lines = [f"{report.output}: took {report.pairs} DequantizeLinear off {tensors} tensors"]
+    lines = [f"{report.output}: {report.taken}"]
     if report.left:
         lines.append(
             f"{report.left} Q and DQ nodes stayed: they belong to no pair with constant scales"
