@@ -133,6 +133,7 @@ INSERT_TYPED: dict[str, tuple[list[str], Any]] = {
     **{name: DATA[name] for name in ("dialect", "save_placement")},
     "ops": (["--ops", "Conv,Add"], ("Conv", "Add")),
     "nodes": (["--nodes", "a", "--nodes", "b"], ("a", "b")),
+    "dynamic": (["--dynamic", "MatMul,n0"], ("MatMul", "n0")),
     "tensors": (["--tensors", "t"], ("t",)),
     "placement": (["--placement", "p.json"], "p.json"),
     "high_precision_dtype": (["--high_precision_dtype", "float16"], "fp16"),

@@ -40,7 +40,8 @@ class InsertReport(Result):
     KIND: ClassVar[str] = "insertion"
     JSON: ClassVar[str] = (
         "output dialect quant_type calibration calibration_method=method tried_sqnr_db=tried_db "
-        "quantized left_float qdq_pairs=pairs scales_kept ranges_kept output_sqnr_db=sqnr_db "
+        "quantized left_float qdq_pairs=pairs dynamic=placement.dynamic "
+        "unfused=placement.unfused scales_kept ranges_kept output_sqnr_db=sqnr_db "
         "output_sqnr_given_db=sqnr_given_db"
     )
 
@@ -65,8 +66,10 @@ class InsertReport(Result):
     def headline(self) -> str:
         """The essentials, in one line."""
         worst = min(self.sqnr_db.values(), default=None)
+        dynamic = f", {len(self.placement.dynamic)} dynamic" if self.placement.dynamic else ""
         parts = [
-            f"{len(self.quantized)} ops, {self.pairs} tensors {self.quant_type} in {self.dialect}",
+            f"{len(self.quantized)} ops{dynamic}, {self.pairs} tensors {self.quant_type} in "
+            f"{self.dialect}",
             *([f"SQNR {worst:.1f} dB"] if worst is not None else []),
             *([f"output {self.output}"] if self.output is not None else []),
         ]

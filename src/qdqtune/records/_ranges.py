@@ -20,6 +20,7 @@ class CalibrationSource(str, Enum):
     DATA = "data"
     RANDOM = "random"
     GIVEN = "given"  # scales that came with a quantized model
+    NONE = "none"  # nothing depends on ranges: inputs are quantized at run time, or not at all
 
 
 class RangeMethod(str, Enum):

@@ -35,9 +35,11 @@ def _others(tried_db: Mapping[str, float], method: str, unit: str = "") -> str:
 
 def insertion_text(report: InsertReport) -> str:
     """Format as text; the last line warns if the scales can't be trusted."""
+    dynamic = len(report.placement.dynamic)
+    ops = f"{len(report.quantized)} ops" + (f" ({dynamic} dynamic)" if dynamic else "")
     lines = [
-        f"{report.output}: {report.quant_type} in the {report.dialect} dialect, "
-        f"{len(report.quantized)} ops, {report.pairs} tensors"
+        f"{report.output}: {report.quant_type} in the {report.dialect} dialect, {ops}, "
+        f"{report.pairs} tensors"
     ]
     for reason, count in Counter(report.left_float.values()).most_common():
         lines.append(f"left float: {count} ops, {reason}")

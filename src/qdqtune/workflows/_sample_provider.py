@@ -178,11 +178,14 @@ def ranges_in_every_way(
 ) -> dict[RangeMethod, Ranges]:
     """Return ranges of quantized tensors that came without scales, by every requested method."""
     given = source.encodings
+    effective = base.index.effective(placement)
+    activations = [edge for edge in effective if not base.index.is_constant(edge.tensor)]
+    if not activations:
+        return {RangeMethod.MAX: Ranges({}, CalibrationSource.NONE)}
     edges = [
         edge
-        for edge in base.index.effective(placement)
+        for edge in activations
         if not (edge.tensor in given and tells_range(given[edge.tensor]))
-        and not base.index.is_constant(edge.tensor)
     ]
     if not edges:
         return {RangeMethod.MAX: Ranges({}, source.scales_from)}
