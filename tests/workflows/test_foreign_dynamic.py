@@ -17,6 +17,7 @@ from qdqtune.qdq.dialects import ONNXRUNTIME
 from qdqtune.records._inputs import InputRequest
 from qdqtune.records._placement import Placement
 from qdqtune.search._space import Space
+from qdqtune.workflows._compare import compare
 from qdqtune.workflows._insert import insert
 from qdqtune.workflows._sample_provider import sample_provider
 from qdqtune.workflows._source_model import check_same_model, dynamic_ops_in, open_source
@@ -90,6 +91,22 @@ def test_ops_are_found_by_name_or_by_what_they_write(folder: Path) -> None:
     expected = {node.name for node in products if "weight" in (node.inputs[1].name or "")}
     assert found == expected
     assert "pooler.dense" in found
+
+
+def test_layers_are_compared_by_the_names_of_the_float_model(folder: Path, tmp_path: Path) -> None:
+    """In a file of ours and in that of another tool; a Gemm is the Add behind its product there."""
+    ours = tmp_path / "ours.onnx"
+    insert(folder / "float.onnx", ours, dynamic=["MatMul", "Gemm"], dialect="onnxruntime")
+    products = {node.name for node in onnx.load(folder / "float.onnx").graph.node
+                if node.op_type in ("Gemm", "MatMul") and "weight" in node.input[1]}  # fmt: skip
+    report = compare(folder / "float.onnx", ours)
+    assert {layer.own.node for layer in report.layers} == products
+    assert {layer.own.op_type for layer in report.layers} == {"Gemm", "MatMul"}
+    assert min(layer.own.sqnr_db for layer in report.layers) > 30.0
+    report = compare(folder / "float.onnx", folder / "int8.onnx")
+    found = {layer.own.node for layer in report.layers}
+    assert products - found == {"pooler.dense"}
+    assert "pooler.dense_Add" in found
 
 
 @pytest.mark.parametrize("file", ["float.onnx", "int8.onnx"], ids=["baseline", "as given"])
