@@ -107,6 +107,7 @@ QUANTIZE_TYPED: dict[str, tuple[list[str], Any]] = {
     "performance_threshold": (["--performance_threshold", "none"], None),
     "dialect": (["--dialect", "tensorrt"], "tensorrt"),
     "per_channel": (["--no_per_channel"], False),
+    "dynamic": (["--dynamic"], True),
     "precision": (["--high_precision_dtype", "float16"], "fp16"),
     "autotune": (["--autotune"], "default"),
     "autotune_output_dir": (["--autotune_output_dir", "d"], "d"),

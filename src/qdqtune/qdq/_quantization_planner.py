@@ -368,7 +368,7 @@ def select_dynamic(
             dialect has no op of this kind.
     """
     if not dialect.dynamic and not dialect.dynamic_by_engine:
-        raise _nothing_dynamic(dialect)
+        raise nothing_dynamic(dialect)
     planner = QuantizationPlanner(index, dialect, quant_type)
     present = {node.op_type for node in index.nodes}
     possible = {*planner.dynamic, *planner.dynamic_by_engine}
@@ -393,7 +393,8 @@ def select_dynamic(
     return Selection(planner.placement((), dynamic=chosen), tuple(chosen), left_float)
 
 
-def _nothing_dynamic(dialect: Dialect) -> UsageError:
+def nothing_dynamic(dialect: Dialect) -> UsageError:
+    """What to say of a dialect in which nothing is quantized at run time."""
     from qdqtune.qdq.dialects import dialects  # they are made of what is here
 
     able = [name for name, each in dialects().items() if each.dynamic or each.dynamic_by_engine]

@@ -137,6 +137,7 @@ class Decision:
         rule: What decided: a rule's name, ``no kernel``, ``asked`` or ``accuracy``.
         reason: The reason, as text.
         sqnr_db: The error that its own quantization adds, if it was measured.
+        dynamic: Whether its input is quantized at run time.
     """
 
     node: str
@@ -145,6 +146,7 @@ class Decision:
     rule: str
     reason: str
     sqnr_db: float | None = None
+    dynamic: bool = False
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -187,8 +189,8 @@ class QuantizeReport(Result):
     JSON: ClassVar[str] = (
         "output engine dialect quant_type calibration calibrated_on method tried_db sqnr_db "
         "scores_db min_sqnr_db near_min_sqnr judged_with float_type float_sqnr_db converted_from "
-        "qdq_pairs bytes_before bytes_after baseline_ms final_ms speedup speedup_interval "
-        "not_timed kept_float reason added nodes=decisions seconds"
+        "qdq_pairs dynamic_ops unfused_ops bytes_before bytes_after baseline_ms final_ms speedup "
+        "speedup_interval not_timed kept_float reason added nodes=decisions seconds"
     )
 
     output: Path | None = None
@@ -237,6 +239,16 @@ class QuantizeReport(Result):
         return len(self.placement.tensors)
 
     @property
+    def dynamic_ops(self) -> int:
+        """Number of ops whose input is quantized at run time."""
+        return 0 if self.kept_float else sum(each.dynamic for each in self.decisions)
+
+    @property
+    def unfused_ops(self) -> int:
+        """Number of ops that are kept from being fused."""
+        return len(self.placement.unfused)
+
+    @property
     def worst_db(self) -> float | None:
         """SQNR of the worst output, or of its scores."""
         return min({**self.sqnr_db, **self.scores_db}.values(), default=None)
@@ -259,6 +271,7 @@ class QuantizeReport(Result):
         if self.kept_float:
             return f"kept as given: {self.reason}"
         parts = [f"{len(self.placement.tensors)} tensors {self.quant_type} in {self.dialect}"]
+        parts += [f"{self.dynamic_ops} dynamic ops"] if self.dynamic_ops else []
         if self.speedup is not None:
             parts.append(f"{self.speedup:.3f}x on {self.engine}")
         if self.worst_db is not None:
