@@ -76,6 +76,10 @@ class InsertConfig(DialectConfig, CalibrationConfig, InputConfig, OverwriteConfi
     tensors: Sequence[str] = option(
         (), replace(NAMES, metavar="TENSOR"), "the tensors of these names"
     )
+    dynamic: Sequence[str] = option(
+        (), replace(NAMES, metavar="OP"),
+        "op types or nodes whose input is quantized at run time, without calibration",
+    )  # fmt: skip
     placement: Path | None = option(None, PATH, "a placement.json, exactly as it is")
     high_precision_dtype: Precision | str | None = option(
         None, FLOAT_TYPE, "float type of what is not quantized", default_text="the model's own",

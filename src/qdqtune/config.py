@@ -430,6 +430,10 @@ class QuantizeConfig(
         True, SWITCH, "one scale per output channel of a weight, instead of one per weight",
         default_text="yes", title=QuantizationConfig.TITLE,
     )  # fmt: skip
+    dynamic: bool = option(
+        False, SWITCH, "quantize the inputs of products at run time, as far as the dialect can",
+        title=QuantizationConfig.TITLE,
+    )  # fmt: skip
     precision: Precision | str | None = option(
         None, FLOAT_TYPE, "float type of what is not quantized",
         "--precision", "--high_precision_dtype", default_text="the model's own",

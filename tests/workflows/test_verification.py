@@ -33,7 +33,7 @@ from qdqtune.records._placement import Placement
 from qdqtune.records._verification import Outcome, VerifyReport
 from qdqtune.report._bench import verify_text
 from qdqtune.workflows._bench import bench
-from qdqtune.workflows._claims import measure_error
+from qdqtune.workflows._claims import check_placement, measure_error
 from qdqtune.workflows._insert import insert
 from qdqtune.workflows._verify import verify
 from qdqtune.workflows.tuning._folder import BASELINE, FINAL, JOURNAL, PLACEMENT, SUMMARY
@@ -359,6 +359,28 @@ def test_other_conditions_are_named_and_not_evaluated(
     out = capsys.readouterr().out
     assert "can't be compared: the claim was made with threads the default, now 2." in out
     assert out.endswith("\nIt can't be verified.\n")
+
+
+def test_a_placement_with_other_ops_differs_from_its_file(tmp_path: Path) -> None:
+    model = zoo.build("bert", layers=1, width=32, head_width=16, vocabulary=100, sequence=16)
+    onnx.save(model, tmp_path / "float.onnx")
+    index = {node.name: node.op_type for node in model.graph.node}
+    wanted = {"dynamic": ["encoder.0.ffn.fc1.matmul"], "unfused": ["encoder.0.ffn.add"]}
+    assert set(map(index.get, (*wanted["dynamic"], *wanted["unfused"]))) == {"MatMul", "Add"}
+    placement = Placement.of(**wanted)
+    path = tmp_path / PLACEMENT
+    path.write_text(placement.to_json())
+    insert(tmp_path / "float.onnx", tmp_path / FINAL, placement=path, dialect="onnxruntime")
+    check, edges = check_placement(tmp_path / FINAL, None)
+    assert (check.outcome, edges and (edges.dynamic, edges.unfused)) == (Outcome.CONFIRMED, (1, 1))
+    assert "1 dynamic ops and 1 unfused ops are exactly" in check.text
+    for field, other in (("dynamic", "encoder.0.ffn.fc2.matmul"), ("unfused", "embeddings.add")):
+        path.write_text(json.dumps({**json.loads(placement.to_json()), field: [other]}))
+        check, edges = check_placement(tmp_path / FINAL, None)
+        assert check.outcome is Outcome.DIFFERS
+        assert edges is not None
+        assert edges.missing == (f"the {field} op {other}",)
+        assert edges.surplus == (f"the {field} op {wanted[field][0]}",)
 
 
 @pytest.mark.usefixtures("quick")

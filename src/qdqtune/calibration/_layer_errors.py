@@ -124,7 +124,7 @@ def op_errors(
         ) from None
     if not done:
         raise ModelError("There is nothing to run the models on.", "Give at least one sample.")
-    return {op.node.name or "": _op_error(op, sums[op.tensor]) for op in ops}
+    return {op.name: _op_error(op, sums[op.tensor]) for op in ops}
 
 
 def _op_error(op: QuantizedOp, numbers: Numbers) -> OpError:
@@ -135,8 +135,8 @@ def _op_error(op: QuantizedOp, numbers: Numbers) -> OpError:
         power=power,
         max_error=off if math.isfinite(noise) else math.inf,
         max_value=max(extremes),
-        node=op.node.name or "",
-        op_type=op.node.op_type,
+        node=op.name,
+        op_type=op.op_type,
         tensor=op.tensor,
         inputs=op.inputs,
     )

@@ -25,12 +25,14 @@ from qdqtune.graph._opset import raise_opset
 from qdqtune.graph._precision import convert_precision
 from qdqtune.graph._shapes import infer_shapes
 from qdqtune.graph._validity import inline_functions
+from qdqtune.qdq._dynamic import DynamicOp, find_dynamic_ops
 from qdqtune.records._precision import Precision
 
 # Ops that optimizers fold into the weights and bias of a preceding op.
 _TAKEN_IN = frozenset({"Add", "BatchNormalization", "Div", "Gemm", "MatMul", "Mul", "Sub"})
 # Ops whose output shape depends on input values.
 _OF_ANY_LENGTH = frozenset({"Compress", "If", "Loop", "NonMaxSuppression", "NonZero", "Unique"})
+_AT_RUN_TIME = "uint8 at run time"
 _REAL_TYPES = FLOAT_TYPES | {ir.DataType.DOUBLE}
 
 
@@ -39,12 +41,14 @@ class QuantizedOp:
     """An op of the quantized model that reads something quantized.
 
     Attributes:
-        node: The op.
+        name: The name of the op.
+        op_type: What it is.
         tensor: Its output that the float model also has.
         inputs: The types of its quantized inputs.
     """
 
-    node: ir.Node
+    name: str
+    op_type: str
     tensor: str
     inputs: tuple[str, ...]
 
@@ -74,6 +78,7 @@ class Pairing:
             _make_comparable(model, opset)
         self.original = GraphIndex(float_model)
         self.quantized = GraphIndex(quantized)
+        self._dynamic = {op.nodes[-1]: op for op in find_dynamic_ops(quantized.graph)}
         self.constant = self._constants()
         self.float_of: dict[str, str] = {}
         self._pair_names()
@@ -125,10 +130,10 @@ class Pairing:
         other, node = self.original.value.get(name), value.producer()
         if other is None or other.is_initializer() or value.is_initializer():
             return
-        if is_op(node, *WEIGHTED_OPS):
+        if is_op(node, *WEIGHTED_OPS) or node in self._dynamic:
             other = self._folded_into(other) or _unsaturated(other) or other
         maker = other.producer()
-        if (node is None) == (maker is None) and _alike(node, maker) and _fit(value, other):
+        if (node is None) == (maker is None) and self._alike(node, maker) and _fit(value, other):
             self.float_of[value.name or ""] = other.name or ""
 
     def _folded_into(self, value: ir.Value) -> ir.Value | None:
@@ -143,8 +148,14 @@ class Pairing:
     def _find_ops(self) -> None:
         index = self.quantized
         types: dict[str, tuple[str, ...]] = {}
+        inner = {node for op in self._dynamic.values() for node in op.nodes[:-1]}
         for node in index.nodes:
+            if node in inner:
+                continue
+            dynamic = self._dynamic.get(node)
             found = tuple(word for name in reads(node, index) for word in types.get(name, ()))
+            if dynamic is not None:
+                found = (_AT_RUN_TIME, _dynamic_words(dynamic))
             outputs = [value.name for value in node.outputs if value.name]
             if is_op(node, DEQUANTIZE):
                 types[outputs[0]] = (_encoding_words(node, index),)
@@ -158,9 +169,27 @@ class Pairing:
                 name for name in outputs if name in self.float_of and _is_real(index.value[name])
             ]
             if paired:
-                self.ops.append(QuantizedOp(node, paired[0], found))
+                name = node.name or "" if dynamic is None else dynamic.name
+                op_type = node.op_type if dynamic is None else dynamic.op_type
+                self.ops.append(QuantizedOp(name, op_type, paired[0], found))
             elif any(_is_real(index.value[name]) for name in outputs):
                 self.unpaired.append(node)
+
+    def _alike(self, one: ir.Node | None, other: ir.Node | None) -> bool:
+        """Whether two nodes may compute the same: exporters that number tensors can reuse a name.
+
+        A dynamic op stands for a product, a Sum may stand for an Add, and the Add behind a dynamic
+        op for the Gemm that both were.
+        """
+        if one is None or other is None or one.op_type == other.op_type:
+            return True
+        if one in self._dynamic:
+            return is_op(other, *WEIGHTED_OPS, *_TAKEN_IN)
+        if is_op(one, "Sum"):
+            return is_op(other, "Add")
+        if is_op(one, "Add") and is_op(other, "Gemm"):
+            return any(v is not None and v.producer() in self._dynamic for v in one.inputs)
+        return is_op(one, *WEIGHTED_OPS) and is_op(other, *_TAKEN_IN)
 
 
 def reads(node: ir.Node, index: GraphIndex) -> list[str]:
@@ -196,13 +225,6 @@ def _unsaturated(value: ir.Value) -> ir.Value | None:
     return producer.inputs[0] if producer is not None and is_op(producer, "Clip", "Relu") else None
 
 
-def _alike(one: ir.Node | None, other: ir.Node | None) -> bool:
-    """Whether two nodes may compute the same: exporters that number tensors can reuse a name."""
-    if one is None or other is None or one.op_type == other.op_type:
-        return True
-    return is_op(one, *WEIGHTED_OPS) and is_op(other, *_TAKEN_IN)
-
-
 def _fit(one: ir.Value, other: ir.Value) -> bool:
     """Whether two values can be the same, as far as their shapes are known."""
     if one.shape is None or other.shape is None:
@@ -228,3 +250,9 @@ def _encoding_words(node: ir.Node, index: GraphIndex) -> str:
         return f"{word} per block"
     sizes = index.shape(scale.name or "") or ()
     return f"{word} per channel" if any(size != 1 for size in sizes) else word
+
+
+def _dynamic_words(op: DynamicOp) -> str:
+    """Return the type of a dynamic op's weight, and the granularity of its scale."""
+    word = (op.encoding.dtype or ir.DataType.INT8).name.lower()
+    return f"{word} per channel" if op.encoding.scale.size > 1 else word

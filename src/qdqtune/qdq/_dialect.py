@@ -102,6 +102,8 @@ class Dialect:
         weights_only: Ops that may gain if nothing but their weights is quantized.
         activations_only: Ops whose weights the engine quantizes by itself if all else is.
         dynamic: Ops with an integer kernel that computes the scale of its input at run time.
+        dynamic_by_engine: Ops whose input the engine quantizes at run time by itself if nothing but
+            their weights is quantized.
         unfused_sums: Whether an Add before a layer normalization may gain as a Sum, which the
             engine does not fuse with it.
     """
@@ -119,6 +121,7 @@ class Dialect:
     weights_only: frozenset[str] = frozenset()
     activations_only: frozenset[str] = frozenset()
     dynamic: frozenset[str] = frozenset()
+    dynamic_by_engine: frozenset[str] = frozenset()
     unfused_sums: bool = False
 
     @property

@@ -106,12 +106,23 @@ def why_not_dynamic(index: GraphIndex, dialect: Dialect, node: ir.Node) -> str:
     """Why an op can't be dynamic in this dialect; empty if it can."""
     if not is_standard(node) or node.op_type not in dialect.dynamic:
         return f"{dialect.name} does not quantize the input of {node.op_type} at run time"
+    return _why_not_at_run_time(index, node)
+
+
+def why_not_by_engine(index: GraphIndex, dialect: Dialect, node: ir.Node) -> str:
+    """Why the engine doesn't quantize an op's input at run time by itself; empty if it does."""
+    if not is_standard(node) or node.op_type not in dialect.dynamic_by_engine:
+        return f"{dialect.name} does not quantize the input of {node.op_type} at run time"
+    return _why_not_at_run_time(index, node)
+
+
+def _why_not_at_run_time(index: GraphIndex, node: ir.Node) -> str:
     data, weight = input_at(node, 0), input_at(node, 1)
     if data is None or weight is None or not index.is_constant(weight.name or ""):
         return "its second operand is not a constant"
     for value in (data, weight):
         if index.dtype(value.name or "") != ir.DataType.FLOAT:
-            return "DynamicQuantizeLinear reads float32 only"
+            return "only float32 is quantized at run time"
     if index.is_constant(data.name or ""):
         return "its first operand is a constant"
     if len(index.shape(weight.name or "") or ()) < 2:

@@ -28,6 +28,7 @@ from qdqtune.qdq._op_units import (
     unit,
     unit_outputs,
     why_not,
+    why_not_by_engine,
     why_not_dynamic,
 )
 from qdqtune.records._errors import UsageError
@@ -133,7 +134,9 @@ class QuantizationPlanner:
         passthrough: Names of ops that follow, in the graph's order.
         units: What each of both needs.
         left_float: Node name to the reason why it can't be quantized.
-        dynamic: Names of ops whose input can be quantized at run time, in the graph's order.
+        dynamic: Names of ops that can be dynamic, in the graph's order.
+        dynamic_by_engine: Names of ops whose input the engine quantizes at run time if nothing but
+            their weight is quantized, in the graph's order.
         unfused: Names of ops that the engine can be kept from fusing, in the graph's order.
         shared: What ops only move.
     """
@@ -160,6 +163,11 @@ class QuantizationPlanner:
             for node in index.nodes
             if node.op_type in dialect.dynamic and not why_not_dynamic(index, dialect, node)
         )
+        self.dynamic_by_engine = tuple(
+            name
+            for name in self.compute
+            if not why_not_by_engine(index, dialect, index.node[name]) and self.weight_edges(name)
+        )
         self.unfused = tuple(
             node.name or "" for node in index.nodes if is_fused_with_norm(dialect, node)
         )
@@ -182,7 +190,8 @@ class QuantizationPlanner:
             quantized_before: Tensors that are taken to be quantized by who makes them: ops that
                 only move values follow.
             float_weights: Ops among them whose weights are left float, for the engine to quantize.
-            dynamic: Ops whose input is quantized at run time, unless they are among the others.
+            dynamic: Ops whose input is quantized at run time, unless they are among `names`: they
+                become dynamic, or where the engine does the rest, only their weights are quantized.
             unfused: Ops that are kept from being fused, unless they are among the others.
         """
         wanted = frozenset(names)
@@ -202,11 +211,19 @@ class QuantizationPlanner:
                 quantized |= places.outputs
         if self.dialect.propagates_dq:
             self._propagate_dq(wanted, edges, outputs)
-        stored = frozenset(weights_only) - at_run_time
+        by_engine = frozenset(dynamic).intersection(self.dynamic_by_engine) - wanted
+        stored = (frozenset(weights_only) | by_engine) - at_run_time
         edges.update(edge for name in stored for edge in self.weight_edges(name))
         apart = frozenset(unfused).intersection(self.unfused) - wanted
         whole = Placement(frozenset(edges), frozenset(outputs), at_run_time, apart)
         return canonical(self.index, whole)
+
+    def why_not_at_run_time(self, node: ir.Node) -> str:
+        """Why a node's input can't be quantized at run time; empty if it can."""
+        if node.op_type in self.dialect.dynamic:
+            return why_not_dynamic(self.index, self.dialect, node)
+        reason = why_not_by_engine(self.index, self.dialect, node)
+        return reason or self.left_float.get(node.name or "", "")
 
     @property
     def candidate_edges(self) -> Placement:
@@ -285,13 +302,24 @@ class Selection:
 
 
 def select_ops(
-    index: GraphIndex, dialect: Dialect, op_types: Collection[str], quant_type: str = "int8"
+    index: GraphIndex,
+    dialect: Dialect,
+    op_types: Collection[str],
+    quant_type: str = "int8",
+    left_out: Collection[str] = (),
 ) -> Selection:
     """Quantize every op of these types for which the dialect has an integer kernel.
 
     Ops that only move values follow: they are quantized where what they move already is. A
     tensor that is quantized for one op is so for all that read it: that completes the residual
     Adds between quantized Convs.
+
+    Args:
+        index: The graph.
+        dialect: Whose kernels.
+        op_types: The types.
+        quant_type: One of the dialect's quant types.
+        left_out: Names of nodes that are not meant.
 
     Raises:
         UsageError: If the model has no op of a named type.
@@ -301,7 +329,11 @@ def select_ops(
         if op_type not in present:
             raise unknown("op type", op_type, present)
     planner = QuantizationPlanner(index, dialect, quant_type)
-    chosen = [name for name in planner.units if index.node[name].op_type in op_types]
+    chosen = [
+        name
+        for name in planner.units
+        if index.node[name].op_type in op_types and name not in left_out
+    ]
     placement = planner.placement(chosen)
     quantized = planner.quantized(placement)
     return Selection(
@@ -312,6 +344,63 @@ def select_ops(
             for name, reason in planner.left_float.items()
             if index.node[name].op_type in op_types
         },
+    )
+
+
+def select_dynamic(
+    index: GraphIndex,
+    dialect: Dialect,
+    names: Iterable[str],
+    quant_type: str = "int8",
+    left_out: Collection[str] = (),
+) -> Selection:
+    """Quantize the inputs of these ops at run time.
+
+    Args:
+        index: The graph.
+        dialect: Whose kernels.
+        names: Op types, and names of nodes.
+        quant_type: One of the dialect's quant types.
+        left_out: Names of nodes that are not meant.
+
+    Raises:
+        UsageError: If the model has no such op or node, a named node can't be quantized so, or the
+            dialect has no op of this kind.
+    """
+    if not dialect.dynamic and not dialect.dynamic_by_engine:
+        raise nothing_dynamic(dialect)
+    planner = QuantizationPlanner(index, dialect, quant_type)
+    present = {node.op_type for node in index.nodes}
+    possible = {*planner.dynamic, *planner.dynamic_by_engine}
+    chosen: dict[str, None] = {}
+    left_float: dict[str, str] = {}
+    for name in names:
+        if name not in present and name not in index.node:
+            raise unknown("op type or node", name, {*present, *index.node})
+        alike = [node for node in index.nodes if name == node.op_type]
+        for node in alike or [index.node[name]]:
+            if node.name in left_out:
+                continue
+            if node.name in possible:
+                chosen[node.name or ""] = None
+                continue
+            reason = planner.why_not_at_run_time(node)
+            if not alike:
+                raise UsageError(
+                    f"The node {name!r} can't be quantized at run time: {reason}.", "Leave it out."
+                )
+            left_float[node.name or ""] = reason
+    return Selection(planner.placement((), dynamic=chosen), tuple(chosen), left_float)
+
+
+def nothing_dynamic(dialect: Dialect) -> UsageError:
+    """What to say of a dialect in which nothing is quantized at run time."""
+    from qdqtune.qdq.dialects import dialects  # they are made of what is here
+
+    able = [name for name, each in dialects().items() if each.dynamic or each.dynamic_by_engine]
+    return UsageError(
+        f"The {dialect.name} dialect quantizes no inputs at run time.",
+        f"Calibrate them instead, or use another dialect: {', '.join(able)}.",
     )
 
 
@@ -398,9 +487,10 @@ def translate(
     left_float: dict[str, str] = {}
     units: dict[str, Placement] = {}
     dynamic: set[str] = set()
+    planner = QuantizationPlanner(index, dialect, quant_type)
     for name, node in index.node.items():
         if name in placement.dynamic:
-            reason = why_not_dynamic(index, dialect, node)
+            reason = planner.why_not_at_run_time(node)
             if reason:
                 left_float[name] = reason
             else:
@@ -414,16 +504,14 @@ def translate(
         else:
             wanted = placement.outputs.intersection(value.name or "" for value in node.outputs)
             units[name] = unit(index, dialect, node, whole=bool(wanted))
-    if dialect.propagates_dq:
-        whole = QuantizationPlanner(index, dialect, quant_type).placement(units)
-    else:
-        whole = merge(units.values())
+    whole = planner.placement(units) if dialect.propagates_dq else merge(units.values())
     unfused = (
         name
         for name in placement.unfused.difference(units)
         if name in index.node and is_fused_with_norm(dialect, index.node[name])
     )
-    whole = replace(whole, dynamic=frozenset(dynamic), unfused=frozenset(unfused))
+    at_run_time = planner.placement((), dynamic=dynamic)
+    whole = merge([whole, at_run_time, Placement.of(unfused=unfused)])
     return Selection(whole, (*units, *sorted(dynamic)), left_float)
 
 

@@ -119,6 +119,7 @@ class _Stripper:
         self._edges: dict[tuple[ir.Value, str, int], None] = {}
         self._encodings: list[tuple[ir.Value, ReadEncoding]] = []
         self._removed: list[ir.Node] = []
+        self._replaced: list[ir.Value] = []
         self._restored: dict[object, ir.Value] = {}
         self._rounded: set[str] = set()
         self._names = FreeNames(value_names(model))
@@ -162,7 +163,10 @@ class _Stripper:
         if producer is not None and _narrows(producer):
             between.append(producer)
             producer = producer.inputs[0].producer() if producer.inputs[0] is not None else None
-        if producer is not None and is_op(producer, QUANTIZE):
+        origin: ir.Value | None
+        if producer is not None and not between and _is_lookup(producer, encoding):
+            origin = self._looked_up(producer, encoding, node.outputs[0])
+        elif producer is not None and is_op(producer, QUANTIZE):
             if not _is_pair(producer, encoding):
                 return
             origin = producer.inputs[0]
@@ -182,6 +186,31 @@ class _Stripper:
         self._removed.append(node)
         self._encodings.append((origin, encoding))
         self._hand_over(node.outputs[0], origin)
+
+    def _looked_up(
+        self, lookup: ir.Node, encoding: ReadEncoding, dequantized: ir.Value
+    ) -> ir.Value:
+        """The result of a lookup, which then reads a float table.
+
+        Args:
+            lookup: Reads the quantized table.
+            encoding: That of the table.
+            dequantized: What stood for the result.
+        """
+        stored, result = lookup.inputs[0], lookup.outputs[0]
+        assert stored is not None
+        steps = _constant_of(stored)
+        assert steps is not None
+        table = self._restore(_without_suffix(stored.name or ""), steps, encoding, stored)
+        lookup.replace_input_with(0, table)
+        self._replaced.append(stored)
+        self._edges[table, lookup.name or "", 0] = None
+        self._encodings.append((table, encoding))
+        if not dequantized.is_graph_output():  # such a name is handed over later
+            name, dequantized.name = dequantized.name, f"{dequantized.name}_dequantized"
+            result.name = name
+        result.type, result.shape = dequantized.type, dequantized.shape
+        return result
 
     def _activated(self, value: ir.Value, encoding: ReadEncoding) -> ir.Value:
         """The value, or the result of the activation that the Q behind it stood for."""
@@ -324,7 +353,7 @@ class _Stripper:
 
     def clean_up(self) -> None:
         """Remove the nodes that were taken out and the constants that only they read."""
-        constants: dict[str, ir.Value] = {}
+        constants = {value.name or "": value for value in self._replaced}
         for node in reversed(list(dict.fromkeys(self._removed))):
             if any(output.uses() or output.is_graph_output() for output in node.outputs):
                 continue
@@ -443,8 +472,27 @@ def _original_name(node: ir.Node, stored: ir.Value) -> str:
         return node.doc_string[len(COPY_OF) :]
     name = stored.name or ""
     if name.endswith(_QUANTIZED_SUFFIX):
-        return name[: -len(_QUANTIZED_SUFFIX)]
+        return _without_suffix(name)
     return node.outputs[0].name or name
+
+
+def _without_suffix(name: str) -> str:
+    return name.removesuffix(_QUANTIZED_SUFFIX)
+
+
+def _is_lookup(node: ir.Node, encoding: ReadEncoding) -> bool:
+    """Whether a node takes rows from a table that is stored quantized, for one reader.
+
+    `quantize_dynamic` writes embeddings so.
+    """
+    if not is_op(node, "Gather") or encoding.scale.size != 1:
+        return False
+    result = node.outputs[0]
+    return (
+        _constant_of(node.inputs[0]) is not None
+        and len(tuple(result.uses())) == 1
+        and not result.is_graph_output()
+    )
 
 
 def _propagates_weight(user: ir.Node, graph: ir.Graph) -> bool:

@@ -40,7 +40,8 @@ class InsertReport(Result):
     KIND: ClassVar[str] = "insertion"
     JSON: ClassVar[str] = (
         "output dialect quant_type calibration calibration_method=method tried_sqnr_db=tried_db "
-        "quantized left_float qdq_pairs=pairs scales_kept ranges_kept output_sqnr_db=sqnr_db "
+        "quantized left_float qdq_pairs=pairs dynamic=placement.dynamic "
+        "unfused=placement.unfused scales_kept ranges_kept output_sqnr_db=sqnr_db "
         "output_sqnr_given_db=sqnr_given_db"
     )
 
@@ -65,8 +66,10 @@ class InsertReport(Result):
     def headline(self) -> str:
         """The essentials, in one line."""
         worst = min(self.sqnr_db.values(), default=None)
+        dynamic = f", {len(self.placement.dynamic)} dynamic" if self.placement.dynamic else ""
         parts = [
-            f"{len(self.quantized)} ops, {self.pairs} tensors {self.quant_type} in {self.dialect}",
+            f"{len(self.quantized)} ops{dynamic}, {self.pairs} tensors {self.quant_type} in "
+            f"{self.dialect}",
             *([f"SQNR {worst:.1f} dB"] if worst is not None else []),
             *([f"output {self.output}"] if self.output is not None else []),
         ]
@@ -95,8 +98,8 @@ class StripReport(Result):
 
     KIND: ClassVar[str] = "stripping"
     JSON: ClassVar[str] = (
-        "output qdq_pairs=pairs tensors=placement.tensors left rounded_weights=rounded "
-        "output_sqnr_db=sqnr_db"
+        "output qdq_pairs=pairs tensors=placement.tensors dynamic=placement.dynamic "
+        "unfused=placement.unfused left rounded_weights=rounded output_sqnr_db=sqnr_db"
     )
 
     output: Path | None
@@ -110,8 +113,17 @@ class StripReport(Result):
     @property
     def headline(self) -> str:
         """The essentials, in one line."""
-        taken = f"took {self.pairs} DequantizeLinear off {len(self.placement.tensors)} tensors"
-        return taken if self.output is None else f"{taken}, output {self.output}"
+        return self.taken if self.output is None else f"{self.taken}, output {self.output}"
+
+    @property
+    def taken(self) -> str:
+        """What was removed, in words."""
+        parts = [f"took {self.pairs} DequantizeLinear off {len(self.placement.tensors)} tensors"]
+        if self.placement.dynamic:
+            parts.append(f"made {len(self.placement.dynamic)} dynamic ops float")
+        if self.placement.unfused:
+            parts.append(f"made Adds of {len(self.placement.unfused)} Sums")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -125,6 +137,7 @@ class Decision:
         rule: What decided: a rule's name, ``no kernel``, ``asked`` or ``accuracy``.
         reason: The reason, as text.
         sqnr_db: The error that its own quantization adds, if it was measured.
+        dynamic: Whether its input is quantized at run time.
     """
 
     node: str
@@ -133,6 +146,7 @@ class Decision:
     rule: str
     reason: str
     sqnr_db: float | None = None
+    dynamic: bool = False
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -175,8 +189,8 @@ class QuantizeReport(Result):
     JSON: ClassVar[str] = (
         "output engine dialect quant_type calibration calibrated_on method tried_db sqnr_db "
         "scores_db min_sqnr_db near_min_sqnr judged_with float_type float_sqnr_db converted_from "
-        "qdq_pairs bytes_before bytes_after baseline_ms final_ms speedup speedup_interval "
-        "not_timed kept_float reason added nodes=decisions seconds"
+        "qdq_pairs dynamic_ops unfused_ops bytes_before bytes_after baseline_ms final_ms speedup "
+        "speedup_interval not_timed kept_float reason added nodes=decisions seconds"
     )
 
     output: Path | None = None
@@ -225,6 +239,16 @@ class QuantizeReport(Result):
         return len(self.placement.tensors)
 
     @property
+    def dynamic_ops(self) -> int:
+        """Number of ops whose input is quantized at run time."""
+        return 0 if self.kept_float else sum(each.dynamic for each in self.decisions)
+
+    @property
+    def unfused_ops(self) -> int:
+        """Number of ops that are kept from being fused."""
+        return len(self.placement.unfused)
+
+    @property
     def worst_db(self) -> float | None:
         """SQNR of the worst output, or of its scores."""
         return min({**self.sqnr_db, **self.scores_db}.values(), default=None)
@@ -247,6 +271,7 @@ class QuantizeReport(Result):
         if self.kept_float:
             return f"kept as given: {self.reason}"
         parts = [f"{len(self.placement.tensors)} tensors {self.quant_type} in {self.dialect}"]
+        parts += [f"{self.dynamic_ops} dynamic ops"] if self.dynamic_ops else []
         if self.speedup is not None:
             parts.append(f"{self.speedup:.3f}x on {self.engine}")
         if self.worst_db is not None:

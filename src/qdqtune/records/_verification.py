@@ -159,17 +159,21 @@ class Check:
 
 @dataclass(frozen=True)
 class Edges:
-    """The Q/DQ edges of a file compared with those of a placement.
+    """The Q/DQ edges, dynamic and unfused ops of a file compared with those of a placement.
 
     Attributes:
         expected: Number of edges in the placement.
-        missing: Edges and tensors that the file lacks, as text.
-        surplus: Edges that only the file has, as text.
+        missing: Edges, tensors and ops that the file lacks, as text.
+        surplus: Edges and ops that only the file has, as text.
+        dynamic: Number of dynamic ops in the placement.
+        unfused: Number of unfused ops in the placement.
     """
 
     expected: int
     missing: tuple[str, ...] = ()
     surplus: tuple[str, ...] = ()
+    dynamic: int = 0
+    unfused: int = 0
 
     @property
     def ok(self) -> bool:

@@ -35,9 +35,11 @@ def _others(tried_db: Mapping[str, float], method: str, unit: str = "") -> str:
 
 def insertion_text(report: InsertReport) -> str:
     """Format as text; the last line warns if the scales can't be trusted."""
+    dynamic = len(report.placement.dynamic)
+    ops = f"{len(report.quantized)} ops" + (f" ({dynamic} dynamic)" if dynamic else "")
     lines = [
-        f"{report.output}: {report.quant_type} in the {report.dialect} dialect, "
-        f"{len(report.quantized)} ops, {report.pairs} tensors"
+        f"{report.output}: {report.quant_type} in the {report.dialect} dialect, {ops}, "
+        f"{report.pairs} tensors"
     ]
     for reason, count in Counter(report.left_float.values()).most_common():
         lines.append(f"left float: {count} ops, {reason}")
@@ -59,8 +61,7 @@ def insertion_text(report: InsertReport) -> str:
 
 def stripping_text(report: StripReport) -> str:
     """Format as text."""
-    tensors = len(report.placement.tensors)
-    lines = [f"{report.output}: took {report.pairs} DequantizeLinear off {tensors} tensors"]
+    lines = [f"{report.output}: {report.taken}"]
     if report.left:
         lines.append(
             f"{report.left} Q and DQ nodes stayed: they belong to no pair with constant scales"
@@ -95,6 +96,7 @@ def quantize_text(report: QuantizeReport, *, every_node: bool = False) -> str:
 def op_table(decisions: Sequence[Decision]) -> Table:
     """Build the table of how many ops of each type are quantized, and why the others are not."""
     quantized = Counter(each.op_type for each in decisions if each.quantized)
+    dynamic = Counter(each.op_type for each in decisions if each.dynamic)
     left: dict[str, Counter[str]] = defaultdict(Counter)
     for each in decisions:
         if not each.quantized:
@@ -110,9 +112,11 @@ def op_table(decisions: Sequence[Decision]) -> Table:
         more = len(reasons) - len(shown)
         shown += [f"and {more} more: see -v"] if more else []
         first, *rest = shown or [""]
-        rows.append([name, str(quantized[name] or ""), str(left[name].total() or ""), first])
-        rows += [["", "", "", reason] for reason in rest]
-    return Table(["op", "quantized", "float", "why float"], rows, right=(1, 2))
+        counts = [quantized[name], *([dynamic[name]] if dynamic else []), left[name].total()]
+        rows.append([name, *(str(count or "") for count in counts), first])
+        rows += [["", *("" for _ in counts), reason] for reason in rest]
+    head = ["op", "quantized", *(["at run time"] if dynamic else []), "float", "why float"]
+    return Table(head, rows, right=tuple(range(1, len(head) - 1)))
 
 
 def _node_table(decisions: Sequence[Decision]) -> Table:
@@ -120,7 +124,7 @@ def _node_table(decisions: Sequence[Decision]) -> Table:
         [
             each.node,
             each.op_type,
-            "quantized" if each.quantized else "float",
+            "dynamic" if each.dynamic else "quantized" if each.quantized else "float",
             cell(each.sqnr_db, ".1f"),
             f"{each.rule}: {each.reason}",
         ]
@@ -135,6 +139,10 @@ def _placed(report: QuantizeReport) -> list[str]:
     lines = [
         f"{report.qdq_pairs} tensors are {report.quant_type}, in the {report.dialect} dialect."
     ]
+    if report.dynamic_ops:
+        lines.append(f"The inputs of {report.dynamic_ops} ops are quantized at run time.")
+    if report.unfused_ops:
+        lines.append(f"{report.unfused_ops} sums are written so that they are not fused.")
     if report.converted_from:
         lines.insert(
             0,

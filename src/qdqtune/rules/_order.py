@@ -11,6 +11,7 @@ from qdqtune.rules._attention import attention
 from qdqtune.rules._bias_adds import bias_adds
 from qdqtune.rules._concats import concats
 from qdqtune.rules._conv_channels import conv_channels
+from qdqtune.rules._dynamic_products import dynamic_products
 from qdqtune.rules._first_layer import first_layer
 from qdqtune.rules._gates import gates
 from qdqtune.rules._gelu_bias import gelu_bias
@@ -25,16 +26,17 @@ from qdqtune.rules._shared_tensors import shared_tensors
 from qdqtune.rules._small_gemms import small_gemms
 from qdqtune.rules._softmax_masks import softmax_masks
 from qdqtune.rules._softmaxes import softmaxes
+from qdqtune.rules._unfused_sums import unfused_sums
 from qdqtune.rules._user_filters import user_filters
 from qdqtune.rules._weighted_ops import weighted_ops
 
 _WHOLE_UNITS = (
-    user_filters, softmax_masks, softmaxes, gelu_bias, first_layer, last_layer, weighted_ops,
-    bias_adds, residual_adds, gates, pooling, concats, passthrough_ops,
+    user_filters, dynamic_products, softmax_masks, softmaxes, gelu_bias, first_layer, last_layer,
+    weighted_ops, bias_adds, residual_adds, gates, pooling, concats, passthrough_ops, unfused_sums,
 )  # fmt: skip
 _ON_INPUTS = (
-    user_filters, softmax_masks, first_layer, weighted_ops, residual_adds, pooling, concats,
-    passthrough_ops,
+    user_filters, dynamic_products, softmax_masks, first_layer, weighted_ops, residual_adds,
+    pooling, concats, passthrough_ops,
 )  # fmt: skip
 _TENSOR_CORES = (
     user_filters, softmax_masks, attention, small_gemms, gemvs, conv_channels, weighted_ops,

@@ -49,11 +49,13 @@ class Constraints:
     Attributes:
         only: Quantize these ops and what is between them; None leaves it to the rules.
         never: Leave these float.
+        dynamic: Quantize inputs at run time where that is possible.
         why: Who says so of those, if it isn't the user.
     """
 
     only: frozenset[str] | None = None
     never: frozenset[str] = frozenset()
+    dynamic: bool = False
     why: Mapping[str, RuleDecision] = field(default_factory=dict)
 
     def without(self, others: Mapping[str, RuleDecision]) -> Constraints:
@@ -86,6 +88,8 @@ class Draft:
         self.rule = ""
         self._chosen: dict[str, RuleDecision] = {}
         self._left: dict[str, RuleDecision] = {}
+        self._dynamic: dict[str, RuleDecision] = {}
+        self._unfused: dict[str, RuleDecision] = {}
         self._served: dict[Edge, frozenset[str]] = {}
         self._written: set[str] = set()
         self._leading: set[str] | None = None  # what leads to integers; None if not known
@@ -97,20 +101,46 @@ class Draft:
         return self.planner.index
 
     @property
-    def version(self) -> tuple[int, int, int]:
+    def version(self) -> tuple[int, ...]:
         """Grows with every decision: rules are asked again until nothing changes."""
-        return len(self._chosen), len(self._left), len(self.extra)
+        ops = (self._chosen, self._left, self._dynamic, self._unfused)
+        return *map(len, ops), len(self.extra)
 
     def undecided(self, *op_types: str) -> list[ir.Node]:
         """Ops that can be quantized and that no rule has decided on yet, in the graph's order."""
         names = self.planner.units.keys() - self._chosen.keys() - self._left.keys()
+        names -= self._dynamic.keys()
         nodes = [node for node in self.index.nodes if node.name in names]
         return [node for node in nodes if is_op(node, *op_types)] if op_types else nodes
+
+    def can_be_dynamic(self) -> list[ir.Node]:
+        """Ops that can be quantized at run time, and that no rule has decided on yet."""
+        names = {*self.planner.dynamic, *self.planner.dynamic_by_engine} - self._left.keys()
+        names -= self._chosen.keys() | self._dynamic.keys()
+        return [node for node in self.index.nodes if node.name in names]
+
+    def make_dynamic(self, node: ir.Node, reason: str) -> None:
+        """Quantize the input of an op at run time, unless something else was decided."""
+        name = node.name or ""
+        if name not in self._left and name not in self._chosen:
+            self._dynamic.setdefault(name, RuleDecision(self.rule, reason))
+
+    def keep_apart(self, node: ir.Node, reason: str) -> None:
+        """Leave an op float that is kept from being fused, unless it is quantized."""
+        if node.name not in self._chosen and node.name not in self.constraints.never:
+            self._unfused.setdefault(node.name or "", RuleDecision(self.rule, reason))
+
+    @property
+    def has_dynamic(self) -> bool:
+        """Whether an input is quantized at run time."""
+        return bool(self._dynamic)
 
     def choose(self, node: ir.Node, reason: str) -> None:
         """Quantize an op, unless it is to stay float."""
         name = node.name or ""
         if name in self._left or name in self._chosen or name not in self.planner.units:
+            return
+        if name in self._dynamic:
             return
         self._chosen[name] = RuleDecision(self.rule, reason)
         self._written |= self.planner.units[name].outputs
@@ -120,7 +150,7 @@ class Draft:
     def leave(self, node: ir.Node, reason: str, rule: str = "") -> None:
         """Leave an op float, unless it is quantized already; `rule` is the current one."""
         name = node.name or ""
-        if name not in self._chosen and name not in self._left:
+        if name not in self._chosen and name not in self._left and name not in self._dynamic:
             self._left[name] = RuleDecision(rule or self.rule, reason)
             if name in self.planner.units:
                 self._leading = None
@@ -189,18 +219,26 @@ class Draft:
 
     @property
     def chosen(self) -> frozenset[str]:
-        """Names of the ops that are quantized."""
+        """Names of the ops that are quantized by calibration."""
         return frozenset(self._chosen)
+
+    @property
+    def quantized(self) -> frozenset[str]:
+        """Names of the ops that are quantized, by calibration or at run time."""
+        return self.chosen.union(self._dynamic)
 
     def only(self, names: Collection[str]) -> Placement:
         """What the decisions come to if only these ops are quantized, and what moves between."""
         passthrough = self.planner.passthrough.keys() & self._chosen.keys()
         follow = [name for name in passthrough if not is_op(self.index.node[name], "Concat")]
-        return self._placed({*names, *follow})
+        dynamic = self._dynamic.keys() & set(names)
+        return self._placed({*names, *follow} - dynamic, dynamic)
 
     @property
     def candidate_edges(self) -> Placement:
         """Every place that the decisions, or a part of them, can come to."""
+        if self._chosen.keys().isdisjoint(self.planner.compute):
+            return self.placement()  # what only moves values has nothing but constants to move
         chosen = (self.planner.units[name] for name in self._chosen)
         return merge([self.placement(), *chosen])
 
@@ -211,7 +249,8 @@ class Draft:
     def without(self, names: Collection[str]) -> Placement:
         """What they come to if these ops are left float after all."""
         kept = [name for name in self._chosen if name not in names]
-        placement = self._placed(kept)
+        dynamic = self._dynamic.keys() - set(names)
+        placement = self._placed(kept, dynamic, self._unfused if dynamic else ())
         edges = [
             edge
             for edge, served in self._served.items()
@@ -222,21 +261,36 @@ class Draft:
     def decisions(self, placement: Placement) -> tuple[Decision, ...]:
         """What was decided for every op, in the graph's order, if this placement is the result."""
         quantized = self.planner.quantized(placement)
+        dynamic = {*placement.dynamic}
+        dynamic |= self._dynamic.keys() & (self.planner.stored(placement) - quantized)
         found = []
         for node in self.index.nodes:
             name = node.name or ""
+            if name in dynamic:
+                why = self._dynamic[name]
+                found.append(Decision(name, node.op_type, True, why.rule, why.reason, dynamic=True))
+                continue
             is_whole = name in quantized and self._is_whole(name, placement)
+            if not is_whole and name in placement.unfused:
+                why = self._unfused[name]
+                found.append(Decision(name, node.op_type, False, why.rule, why.reason))
+                continue
             decision = self._chosen.get(name, _BETWEEN) if is_whole else self._why_float(name)
             if is_whole or not is_op(node, *self._fused):
                 found.append(Decision(name, node.op_type, is_whole, decision.rule, decision.reason))
         return tuple(found)
 
-    def _placed(self, names: Collection[str]) -> Placement:
+    def _placed(
+        self,
+        names: Collection[str],
+        dynamic: Collection[str] = (),
+        unfused: Collection[str] = (),
+    ) -> Placement:
         """What these ops need; a Concat that was chosen has its operands quantized for itself.
 
         Where pairs are lifted that comes by itself; elsewhere ops only follow what they move.
         """
-        placement = self.planner.placement(names)
+        placement = self.planner.placement(names, dynamic=dynamic, unfused=unfused)
         if self.planner.dialect.propagates_dq:
             return placement
         joins = [

@@ -134,7 +134,7 @@ class AccuracyFallback:
                     RULE, f"its own error is {_db(each.sqnr_db)}, under {least:g} dB"
                 )
                 for name, each in found.items()
-                if each.sqnr_db < least and name in kind and name in draft.chosen
+                if each.sqnr_db < least and name in kind and name in draft.quantized
             }
             if failing and kind is draft.planner.passthrough:
                 draft = self.redraft(failing)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from qdqtune.qdq._read_back import strip
 from qdqtune.records._accuracy import allowed_sqnr_db
 from qdqtune.records._errors import QdqtuneError
 from qdqtune.records._inputs import InputRequest
-from qdqtune.records._placement import Edge, Placement
+from qdqtune.records._placement import Placement
 from qdqtune.records._printable import listed
 from qdqtune.records._untrusted_files import read_text
 from qdqtune.records._verification import Check, Claim, Edges, Outcome
@@ -104,7 +104,7 @@ def _same_hash(name: str, expected: str, found: str, otherwise: Outcome) -> Chec
 
 
 def check_placement(file: Path, claim: Claim | None) -> tuple[Check, Edges | None]:
-    """Check that a model has the Q/DQ edges of the placement next to it.
+    """Check that a model has the Q/DQ edges and other ops of the placement next to it.
 
     Raises:
         ModelError: If it can't be read.
@@ -118,37 +118,56 @@ def check_placement(file: Path, claim: Claim | None) -> tuple[Check, Edges | Non
     if not placement:
         text = "empty, as the run kept its baseline"
         return Check("placement", Outcome.CONFIRMED, text), None
-    text = f"the run kept its baseline, but {PLACEMENT} has {len(placement.edges)} edges"
+    ops = len(placement.dynamic | placement.unfused)
+    also = f" and {ops} dynamic or unfused ops" if ops else ""
+    text = f"the run kept its baseline, but {PLACEMENT} has {len(placement.edges)} edges{also}"
     return Check("placement", Outcome.DIFFERS, text), None
 
 
 def _compare_edges(file: Path, placement: Placement) -> Edges:
     model = load_model(file)
-    found = strip(model).placement.edges
+    found = strip(model).placement
     index = GraphIndex(model)
     unknown = sorted(tensor for tensor in placement.tensors if tensor not in index.value)
     known = Placement(
         frozenset(edge for edge in placement.edges if edge.tensor in index.value),
         placement.outputs.difference(unknown),
+        placement.dynamic,
+        placement.unfused,
     )
-    expected = canonical(index, known).edges
-    missing = (*unknown, *_in_words(expected - found))
-    return Edges(len(expected) + len(unknown), missing, _in_words(found - expected))
+    expected = canonical(index, known)
+    return Edges(
+        expected=len(expected.edges) + len(unknown),
+        missing=(*unknown, *_only_in(expected, found)),
+        surplus=_only_in(found, expected),
+        dynamic=len(expected.dynamic),
+        unfused=len(expected.unfused),
+    )
 
 
-def _in_words(edges: Iterable[Edge]) -> tuple[str, ...]:
-    return tuple(
-        f"{edge.tensor} into {edge.node or 'the output'}:{edge.position}" for edge in sorted(edges)
+def _only_in(placement: Placement, other: Placement) -> tuple[str, ...]:
+    """Return what only the first of two placements has, as text."""
+    return (
+        *(
+            f"{edge.tensor} into {edge.node or 'the output'}:{edge.position}"
+            for edge in sorted(placement.edges - other.edges)
+        ),
+        *(f"the dynamic op {name}" for name in sorted(placement.dynamic - other.dynamic)),
+        *(f"the unfused op {name}" for name in sorted(placement.unfused - other.unfused)),
     )
 
 
 def _edges_check(edges: Edges) -> Check:
+    kinds = [f"{edges.expected} Q/DQ edges"]
+    kinds += [f"{edges.dynamic} dynamic ops"] if edges.dynamic else []
+    kinds += [f"{edges.unfused} unfused ops"] if edges.unfused else []
     if edges.ok:
-        text = f"its {edges.expected} Q/DQ edges are exactly those of {PLACEMENT}"
+        text = f"its {' and '.join(kinds)} are exactly those of {PLACEMENT}"
         return Check("placement", Outcome.CONFIRMED, text)
+    what = "Q/DQ edges" if len(kinds) == 1 else "edges and ops"
     text = "; ".join(
-        f"{len(names)} Q/DQ edges {what} {PLACEMENT}: {listed(names)}"
-        for names, what in ((edges.missing, "are only in"), (edges.surplus, "are not in"))
+        f"{len(names)} {what} {where} {PLACEMENT}: {listed(names)}"
+        for names, where in ((edges.missing, "are only in"), (edges.surplus, "are not in"))
         if names
     )
     return Check("placement", Outcome.DIFFERS, text)

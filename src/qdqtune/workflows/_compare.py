@@ -27,6 +27,7 @@ from qdqtune.graph._measured_shapes import measured_shapes
 from qdqtune.graph._op_classes import DEQUANTIZE, is_op
 from qdqtune.graph._shapes import infer_shapes
 from qdqtune.options import configured_on_pair
+from qdqtune.qdq._dynamic import find_dynamic_ops
 from qdqtune.records._accuracy import ErrorReport, LayerError, OutputError
 from qdqtune.records._errors import EngineError, UsageError
 from qdqtune.records._ranges import CalibrationSource
@@ -133,12 +134,14 @@ def _open(path: Path) -> _Opened:
 
 def _check_roles(original: _Opened, quantized: _Opened) -> None:
     def is_quantized(model: ir.Model) -> bool:
-        return any(is_op(node, DEQUANTIZE) for graph in model.graphs() for node in graph)
+        nodes = (node for graph in model.graphs() for node in graph)
+        return any(is_op(node, DEQUANTIZE) for node in nodes) or any(find_dynamic_ops(model.graph))
 
     if not is_quantized(quantized.model):
         swapped = is_quantized(original.model)
         raise UsageError(
-            f"{quantized.name} has no DequantizeLinear: it is not a quantized model in Q/DQ form.",
+            f"{quantized.name} has no DequantizeLinear and no dynamic op: it is not a quantized "
+            "model in Q/DQ form.",
             "Name the float model first." if swapped else "Make one: qdqtune insert, or tune.",
         )
 

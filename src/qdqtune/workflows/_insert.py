@@ -27,6 +27,7 @@ from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._op_units import merge
 from qdqtune.qdq._quantization_planner import (
     Selection,
+    select_dynamic,
     select_nodes,
     select_ops,
     select_tensors,
@@ -150,7 +151,8 @@ class _Insertion:
 
     def _selection(self) -> Selection:
         source, config = self.source, self.config
-        is_chosen = config.ops or config.nodes or config.tensors or config.placement is not None
+        named = (config.ops, config.nodes, config.tensors, config.dynamic)
+        is_chosen = any(named) or config.placement is not None
         with at_shapes(source.model, self.provider.shapes):
             index = GraphIndex(source.model)
             if is_chosen or source.reading is None:
@@ -217,9 +219,13 @@ def select(index: GraphIndex, dialect: Dialect, config: InsertConfig) -> Selecti
     Raises:
         UsageError: If nothing was selected, or the model lacks part of the selection.
     """
-    parts = []
+    parts, dynamic = [], Selection(Placement())
+    if config.dynamic:
+        dynamic = _dynamic(index, dialect, config)
+        parts.append(dynamic)
     if config.ops:
-        parts.append(select_ops(index, dialect, config.ops, config.quant_type))
+        left_out = frozenset(config.dynamic)
+        parts.append(select_ops(index, dialect, config.ops, config.quant_type, left_out))
     if config.nodes:
         parts.append(select_nodes(index, dialect, config.nodes, config.quant_type))
     if config.tensors:
@@ -229,11 +235,43 @@ def select(index: GraphIndex, dialect: Dialect, config: InsertConfig) -> Selecti
     if not parts:
         raise UsageError(
             "Nothing was chosen to be quantized.",
-            "Name op types (--ops Conv,MatMul), nodes, tensors, or a placement file.",
+            "Name op types (--ops Conv,MatMul), nodes, tensors, dynamic ops, or a placement file.",
         )
+    for part in parts[1:] if config.dynamic else ():
+        _check_forms(dynamic, part)
     left_float = {name: reason for part in parts for name, reason in part.left_float.items()}
     quantized = tuple(dict.fromkeys(name for part in parts for name in part.quantized))
     return Selection(merge(part.placement for part in parts), quantized, left_float)
+
+
+def _dynamic(index: GraphIndex, dialect: Dialect, config: InsertConfig) -> Selection:
+    """Return what `--dynamic` selects; nodes that are named elsewhere keep that form.
+
+    Raises:
+        UsageError: If something is named in two forms.
+    """
+    for flag, named in (("--ops", config.ops), ("--nodes", config.nodes)):
+        for name in config.dynamic:
+            if name in named:
+                raise UsageError(
+                    f"{name!r} is named by --dynamic and by {flag}.",
+                    "An op is quantized at run time or by calibration: name it once.",
+                )
+    return select_dynamic(index, dialect, config.dynamic, config.quant_type, config.nodes)
+
+
+def _check_forms(dynamic: Selection, other: Selection) -> None:
+    """Make sure that no op is quantized at run time and by calibration.
+
+    Raises:
+        UsageError: If one is.
+    """
+    both = sorted(set(dynamic.quantized).intersection(other.quantized))
+    if both:
+        raise UsageError(
+            f"The op {both[0]!r} is named by --dynamic, and would be calibrated with the rest.",
+            "An op is quantized at run time or by calibration: name it once.",
+        )
 
 
 def _read_placement(path: str | os.PathLike[str], index: GraphIndex) -> Placement:

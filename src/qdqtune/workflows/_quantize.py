@@ -19,7 +19,7 @@ from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._input_shapes import resolve_shapes
 from qdqtune.graph._shapes import at_shapes
 from qdqtune.options import configured_to_file, shared
-from qdqtune.qdq._quantization_planner import QuantizationPlanner
+from qdqtune.qdq._quantization_planner import QuantizationPlanner, nothing_dynamic
 from qdqtune.records._errors import UsageError
 from qdqtune.records._measurement import Comparison
 from qdqtune.records._placement import Placement
@@ -99,6 +99,8 @@ def _request(config: QuantizeConfig) -> QuantizeRequest:
     name, dialect = choose_dialect(config.engine, config.dialect, config.engine_options)
     if name == registry.AUTO:  # the dialect was named, and belongs to an engine
         name = dialect.name.partition("-")[0]
+    if config.dynamic and not dialect.dynamic and not dialect.dynamic_by_engine:
+        raise nothing_dynamic(dialect)
     if config.range_method is not None:
         check_method(config.range_method, config.calibration_data)
     return QuantizeRequest(
@@ -178,6 +180,7 @@ def _search_config(request: QuantizeRequest, preset: str, folder: Path) -> TuneC
     own = native_dialect(request.engine, options=request.options.engine_options)
     for is_asked, what in (
         (not dialect.per_channel, "one scale per weight"),
+        (asked.dynamic, "--dynamic: it tries that by itself"),
         (asked.precision is not None, "another float type"),
         (own.name != dialect.name, "another dialect"),
     ):
@@ -218,13 +221,15 @@ def _decisions(
             continue
         if name in constraints.never:
             rule, reason = "asked", "it was asked to stay float"
-        elif name in quantized:
+        elif name in quantized or name in placement.dynamic:
             rule, reason = _RULE, "it pays, with what is like it"
         elif name in planner.left_float:
             rule, reason = "no kernel", planner.left_float[name]
         else:
             rule, reason = _RULE, "it does not pay, or was not looked at"
-        found.append(Decision(name, node.op_type, name in quantized, rule, reason))
+        dynamic = name in placement.dynamic
+        is_quantized = name in quantized or dynamic
+        found.append(Decision(name, node.op_type, is_quantized, rule, reason, dynamic=dynamic))
     return tuple(found)
 
 

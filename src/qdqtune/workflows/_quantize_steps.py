@@ -28,7 +28,7 @@ from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.records._placement import Placement
 from qdqtune.records._quantization import QuantizeReport
-from qdqtune.records._ranges import RangeMethod, Ranges
+from qdqtune.records._ranges import CalibrationSource, RangeMethod, Ranges
 from qdqtune.rules._order import draft_placement
 from qdqtune.rules._placement_draft import Constraints, Draft, RuleDecision
 from qdqtune.search._space import Group, group_ops
@@ -48,6 +48,7 @@ from qdqtune.workflows._accuracy_fallback import (
 from qdqtune.workflows._arguments import constraints_of
 from qdqtune.workflows._sample_provider import (
     SampleProvider,
+    is_copied_constant,
     ranges_in_every_way,
     sample_provider,
 )
@@ -260,8 +261,12 @@ class _Rules:
 
     def parts(self, draft: Draft) -> list[Part]:
         """The ops of a draft, like ones together."""
-        parts = (draft.chosen.intersection(group.nodes) for group in self.groups)
-        return joined([part for part in parts if part])
+        left, parts = set(draft.quantized), []
+        for group in self.groups:  # one op may be in several, in another form in each
+            if part := left.intersection(group.nodes):
+                parts.append(frozenset(part))
+                left -= part
+        return joined(parts)
 
 
 def _place(target: _Target) -> _Rules:
@@ -275,7 +280,7 @@ def _place(target: _Target) -> _Rules:
         planner = QuantizationPlanner(index, request.dialect, quant_type)
         groups = group_ops(index, planner).groups
         shares = estimated_shares(index)
-    constraints = constraints_of(request.config, index)
+    constraints = replace(constraints_of(request.config, index), dynamic=request.config.dynamic)
     return _Rules(planner, quant_type, constraints, groups, provider.shapes, shares)
 
 
@@ -284,10 +289,13 @@ def _without_range(
 ) -> dict[str, RuleDecision]:
     """Ops that touch tensors which took infinite or undefined values."""
     index, ranges = draft.index, next(iter(ways.values()))
+    if ranges.source is CalibrationSource.NONE:
+        return {}  # nothing needs one
+    edges = index.effective(draft.candidate_edges)
 
     def is_known(tensor: str) -> bool:
-        known = tensor in ranges.by_tensor or tensor in given or index.is_constant(tensor)
-        return known or not index.is_float(tensor)
+        known = tensor in ranges.by_tensor or tensor in given or not index.is_float(tensor)
+        return known or is_copied_constant(index, edges, tensor)
 
     touched = {name: draft.planner.units[name].tensors for name in sorted(draft.chosen)}
     touched |= {edge.node: frozenset({edge.tensor}) for edge in draft.extra}

@@ -40,6 +40,7 @@ from qdqtune.engines._worker import Worker, WorkerFailure
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._input_shapes import input_dims, resolve_shapes
 from qdqtune.graph._measured_shapes import check_runs, measured_shapes, with_sizes_from
+from qdqtune.graph._op_classes import COPY_OPS, is_op
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.graph._shapes import at_shapes, infer_shapes
 from qdqtune.qdq._dialect import QuantFormat
@@ -47,7 +48,7 @@ from qdqtune.qdq._encoding import TensorFormat, tells_range
 from qdqtune.records._errors import UsageError
 from qdqtune.records._inputs import InputRequest, ShapesOrRequest, shape_text
 from qdqtune.records._measurement import EngineInfo
-from qdqtune.records._placement import Placement
+from qdqtune.records._placement import Edge, Placement
 from qdqtune.records._ranges import CalibrationSource, RangeMethod, Ranges
 from qdqtune.workflows._source_model import Source, float32_twin, ranges_behind_casts
 
@@ -178,9 +179,12 @@ def ranges_in_every_way(
 ) -> dict[RangeMethod, Ranges]:
     """Return ranges of quantized tensors that came without scales, by every requested method."""
     given = source.encodings
+    effective = base.index.effective(placement)
+    if all(is_copied_constant(base.index, effective, edge.tensor) for edge in effective):
+        return {RangeMethod.MAX: Ranges({}, CalibrationSource.NONE)}
     edges = [
         edge
-        for edge in base.index.effective(placement)
+        for edge in effective
         if not (edge.tensor in given and tells_range(given[edge.tensor]))
         and not base.index.is_constant(edge.tensor)
     ]
@@ -205,6 +209,18 @@ def ranges_in_every_way(
         for way in ways
         if method in (None, way) or len(ways) == 1
     }
+
+
+def is_copied_constant(index: GraphIndex, quantized: Collection[Edge], tensor: str) -> bool:
+    """Whether a tensor is a constant, or values that quantized ops took from one unchanged."""
+    while not index.is_constant(tensor):
+        node = index.value[tensor].producer()
+        if node is None or not is_op(node, *COPY_OPS) or node.inputs[0] is None:
+            return False
+        tensor = node.inputs[0].name or ""
+        if Edge(tensor, node.name or "", 0) not in quantized:
+            return False
+    return True
 
 
 def _ways(

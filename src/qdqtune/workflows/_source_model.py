@@ -202,6 +202,36 @@ def activations_in(
     return len(quantized), frozenset(name for name in found if name)
 
 
+def dynamic_ops_in(model: ir.Model, other: ir.Model, names: Collection[str]) -> frozenset[str]:
+    """Find the ops of a model that another tool's quantized form of it has as dynamic ops.
+
+    An op is found by its name, or else by the tensor that it writes; that of a Gemm may be written
+    by the Add of its bias.
+
+    Args:
+        model: The model.
+        other: The quantized form, with its dynamic ops made float.
+        names: Names of the dynamic ops there.
+    """
+    index, others = GraphIndex(model), GraphIndex(other)
+    found = set()
+    for name in names:
+        node: ir.Node | None = index.node.get(name)
+        tensor = others.node[name].outputs[0]
+        readers = [user for user, _ in tensor.uses()]
+        written = [tensor]
+        if len(readers) == 1 and is_op(readers[0], "Add"):
+            written.append(readers[0].outputs[0])
+        makers = (
+            index.value[each.name or ""].producer() for each in written if each.name in index.value
+        )
+        for candidate in (node, *makers):
+            if candidate is not None and is_op(candidate, *_PRODUCTS):
+                found.add(candidate.name or "")
+                break
+    return frozenset(found)
+
+
 def _weighted_ops(model: ir.Model) -> Counter[_Kind]:
     """Count the weighted ops of each kind and weight shape.
 

@@ -86,7 +86,7 @@ def _stripped(
     if originals is not None:
         fold(originals)
     reading = read_back.strip(model, originals)
-    if reading.pairs:
+    if reading.pairs or reading.placement:
         return model, reading
     if reading.left:
         why = f"its {reading.left} Q and DQ nodes belong to no pair with constant scales"

@@ -18,14 +18,14 @@ from qdqtune.engines._reference_engine import advice_on
 from qdqtune.engines._worker import FailureKind, StoredFeeds, Worker, WorkerFailure
 from qdqtune.graph._atomic_files import copy_file
 from qdqtune.graph._index import GraphIndex
-from qdqtune.graph._op_classes import WEIGHTED_OPS
+from qdqtune.graph._op_classes import WEIGHTED_OPS, is_op
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.graph._shapes import at_shapes
 from qdqtune.qdq._dialect import Dialect
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.records._errors import EngineError, OutputError, UsageError
 from qdqtune.records._measurement import LayerTime
-from qdqtune.records._placement import Edge
+from qdqtune.records._placement import Edge, Placement
 from qdqtune.rules._order import draft_placement
 from qdqtune.rules._placement_draft import Constraints
 from qdqtune.search._space import Form, Group, Grouping, Space, State, group_ops
@@ -174,19 +174,17 @@ def with_ranges(
     return replace(grouping, groups=tuple(kept))
 
 
-def seeds_of(
-    space: Space, given: Mapping[str, Collection[str]], grouping: Grouping
-) -> dict[str, State]:
+def seeds_of(space: Space, given: Mapping[str, Placement], grouping: Grouping) -> dict[str, State]:
     """Return the whole-model choices to start from.
 
     Args:
         space: The search space.
-        given: Tensors that are quantized in existing Q/DQ files, by the name of the seed.
+        given: What is quantized in existing Q/DQ files, by the name of the seed.
         grouping: Has the choices of the rules and of a pattern cache.
     """
-    static = (space.everything, space.weighted(), space.of_ops(WEIGHTED_OPS | _BETWEEN))
+    blankets = (space.everything, space.weighted(), space.of_ops(WEIGHTED_OPS | _BETWEEN))
     seeds = {
-        **dict(zip(STATIC_BLANKETS, static, strict=True)),
+        **dict(zip(STATIC_BLANKETS, blankets, strict=True)),
         "rules": frozenset(
             number
             for number in space.everything
@@ -198,13 +196,24 @@ def seeds_of(
         seeds[ALL_DYNAMIC] = dynamic
         seeds[DYNAMIC_UNFUSED] = dynamic | space.in_form(Form.UNFUSED)
         seeds[DYNAMIC_PRODUCTS] = space.switched(seeds["rules"], dynamic)
-    for name, tensors in given.items():
-        seeds[name] = _like(space, _edges_on(space, frozenset(tensors)))
+    for name, placement in given.items():
+        static = _like(space, _edges_on(space, placement.tensors), placement.tensors)
+        seeds[name] = space.switched(static, _in_other_forms(space, placement))
         if not seeds[name]:
             _logger.warning("%s: nothing of what it quantizes can be quantized here", name)
     cached = grouping.cached
     seeds[PATTERN_CACHE] = _like(space, cached) if cached else _NOTHING
     return {name: state for name, state in seeds.items() if state}
+
+
+def _in_other_forms(space: Space, placement: Placement) -> State:
+    """Return the groups of ops that are dynamic or unfused in a placement."""
+    names = {Form.DYNAMIC: placement.dynamic, Form.UNFUSED: placement.unfused}
+    return frozenset(
+        number
+        for number in space.other_forms
+        if names[space.groups[number].form].issuperset(space.groups[number].nodes)
+    )
 
 
 def _edges_on(space: Space, tensors: frozenset[str]) -> frozenset[Edge]:
@@ -215,19 +224,31 @@ def _edges_on(space: Space, tensors: frozenset[str]) -> frozenset[Edge]:
     return planner.shared.propagated(frozenset(edges))
 
 
-def _like(space: Space, quantized: frozenset[Edge]) -> State:
-    """Return the groups whose ops read only values that are quantized there, and constants."""
+def _like(space: Space, quantized: frozenset[Edge], written: frozenset[str] | None = None) -> State:
+    """Return the groups whose ops read only values that are quantized there, and constants.
+
+    Args:
+        space: The search space.
+        quantized: Who reads quantized values there.
+        written: Tensors that are quantized there, if known: then an op without weights counts only
+            if what its kernel writes is among them.
+    """
     planner = space.planner
+
+    def is_like(name: str) -> bool:
+        places = planner.units[name]
+        own = [edge for edge in places.edges if edge.node == name]
+        reads = all(edge in quantized or planner.index.is_constant(edge.tensor) for edge in own)
+        if not reads or quantized.isdisjoint(own):
+            return False
+        if written is None or name in planner.passthrough:
+            return True
+        return is_op(planner.index.node[name], *WEIGHTED_OPS) or places.outputs <= written
+
     return frozenset(
         number
         for number, group in enumerate(space.groups)
-        if group.form.needs_ranges
-        and all(
-            edge in quantized or planner.index.is_constant(edge.tensor)
-            for name in group.nodes
-            for edge in planner.units[name].edges
-            if edge.node == name
-        )
+        if group.form.needs_ranges and all(map(is_like, group.nodes))
     )
 
 

@@ -10,7 +10,7 @@ import fnmatch
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from qdqtune.qdq._dialect import Dialect
 from qdqtune.records._accuracy import METRIC, checked_metric
 from qdqtune.records._errors import AutotunerError, NewerVersionError, UsageError
 from qdqtune.records._measurement import EngineInfo
+from qdqtune.records._placement import Placement
 from qdqtune.records._precision import AUTO
 from qdqtune.records._tuning import AS_GIVEN as UNCHANGED
 from qdqtune.search.patterns._pattern_cache import PatternCache
@@ -36,7 +37,13 @@ from qdqtune.search.patterns._state_file import read_state
 from qdqtune.workflows._bench import engine_info
 from qdqtune.workflows._convert import FloatForm, convert_to, told_options, wanted_type
 from qdqtune.workflows._sample_provider import SampleProvider
-from qdqtune.workflows._source_model import Source, activations_in, check_same_model, open_source
+from qdqtune.workflows._source_model import (
+    Source,
+    activations_in,
+    check_same_model,
+    dynamic_ops_in,
+    open_source,
+)
 from qdqtune.workflows.tuning._folder import BASELINE, ENGINE_LOG, JOURNAL, LOGS, RunFolder
 from qdqtune.workflows.tuning._journal_format import (
     as_said_before,
@@ -139,7 +146,7 @@ class TuningTarget(RunContext):
         provider: Provides the inputs.
         feeds: The inputs that every model is timed on.
         form: Its float type.
-        given: Tensors that are quantized in existing Q/DQ files of it, by the name of the seed.
+        given: What is quantized in existing Q/DQ files of it, by the name of the seed.
         pattern_cache: Schemes that other runs found for patterns.
         float_metric: The user's metric of the original model; None without a metric.
     """
@@ -152,7 +159,7 @@ class TuningTarget(RunContext):
     provider: SampleProvider
     feeds: StoredFeeds
     form: FloatForm
-    given: Mapping[str, Collection[str]]
+    given: Mapping[str, Placement]
     pattern_cache: PatternCache | None
     float_metric: float | None
 
@@ -172,7 +179,7 @@ def setup(
         QdqtuneError: For any error that the user can act on.
     """
     reporter, engine = ctx.reporter, ctx.engine
-    given = given_tensors(request, source, reporter.tell)
+    given = given_placements(request, source, reporter.tell)
     check_first(request, source, ctx.folder)
     float_metric = _evaluate_float(ctx, request)
     ctx.folder.begin()
@@ -338,10 +345,10 @@ def _given_cache(path: str | os.PathLike[str] | None) -> PatternCache | None:
     return None
 
 
-def given_tensors(
+def given_placements(
     request: TuneRequest, source: Source, tell: Callable[[str, str], None]
-) -> dict[str, frozenset[str]]:
-    """Return the tensors that are quantized in existing Q/DQ files of the model.
+) -> dict[str, Placement]:
+    """Return what is quantized in existing Q/DQ files of the model.
 
     Args:
         request: The request.
@@ -351,9 +358,9 @@ def given_tensors(
     Raises:
         QdqtuneError: If such a file is from another model.
     """
-    found: dict[str, frozenset[str]] = {}
+    found: dict[str, Placement] = {}
     if source.reading is not None:
-        found[AS_GIVEN] = source.reading.placement.tensors
+        found[AS_GIVEN] = source.reading.placement
     if request.config.qdq_baseline is not None:
         path = Path(request.config.qdq_baseline)
         baseline = open_source(path, optimize=request.config.optimize)
@@ -364,19 +371,25 @@ def given_tensors(
                 "Name a quantized form of the model, or leave --qdq_baseline out.",
             )
         check_same_model(source.model, baseline.model, path)
-        activations, known = activations_in(source.model, baseline.model, reading.placement)
-        if not known:
+        placement = reading.placement
+        activations, known = activations_in(source.model, baseline.model, placement)
+        dynamic = dynamic_ops_in(source.model, baseline.model, placement.dynamic)
+        ops = f" and {len(placement.dynamic)} dynamic ops" if placement.dynamic else ""
+        if not known and not dynamic:
             raise UsageError(
-                f"None of the {activations} activations that are quantized in "
+                f"None of the {activations} activations{ops} that are quantized in "
                 f"{path} is in the model.",
                 "Quantize the model with a tool that keeps the names of tensors.",
             )
+        in_model = f"{len(known)} and {len(dynamic)}" if placement.dynamic else f"{len(known)}"
         tell(
             "Q/DQ baseline",
-            f"of the {activations} activations that are quantized in {path}, "
-            f"{len(known)} are in the model",
+            f"of the {activations} activations{ops} that are quantized in {path}, "
+            f"{in_model} are in the model",
         )
-        found["Q/DQ baseline"] = reading.placement.tensors | known
+        found["Q/DQ baseline"] = Placement(
+            outputs=placement.tensors | known, dynamic=dynamic, unfused=placement.unfused
+        )
     return found
 
 

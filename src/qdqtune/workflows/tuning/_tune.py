@@ -177,7 +177,7 @@ def plan_tune(model: Path, config: TuneConfig) -> TunePlan:
         planner, grouping = find_choices(base, dialect, config, provider)
         space = Space(planner, grouping.groups, estimated_shares(planner.index))
         reading = source.reading
-        given = {AS_GIVEN: reading.placement.tensors} if reading is not None else {}
+        given = {AS_GIVEN: reading.placement} if reading is not None else {}
         seeds = seeds_of(space, given, grouping)
         most = config.max_benchmarks
         limits = request.preset.limits(len(grouping.groups), grouping.patterns, most)
