@@ -80,7 +80,7 @@ def test_forms_are_found_on_any_machine() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["bayesian"])
+@pytest.mark.parametrize("strategy", ["bayesian", "local_search"])
 @pytest.mark.parametrize("model", ["runs", "products", "readers", "sums"])
 def test_95_of_100_searches_end_near_the_best(model: str, strategy: str) -> None:
     assert near(play(table(model, PROFILE), range(SEEDS), strategy)) >= 95
