@@ -143,3 +143,56 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
     build.__name__: build for build in (convs, residual, mobile, gated, shuffle, attention, pyramid)
 }
 """Models by name."""
+
+
+def products() -> onnx.ModelProto:
+    """A chain of products: some gain as a run, some each by itself, and narrow ones not at all."""
+    b = GraphBuilder("products", 0)
+    x = b.input("rows", (64, 256))
+    for number, width in enumerate((512, 512, 12, 768, 128)):
+        x = gemm(b, x, f"fc{number}", width)
+        x = relu(b, x, f"relu{number}") if number < 2 else gelu(b, x, f"gelu{number}")
+    return b.model({"features": x})
+
+
+def runs() -> onnx.ModelProto:
+    """The smallest of them: two products that gain together, and one that gains by itself."""
+    b = GraphBuilder("runs", 0)
+    x = relu(b, gemm(b, b.input("rows", (64, 384)), "fc0", 384), "relu0")
+    x = _tanh(b, gemm(b, x, "fc1", 256), "tanh1")
+    x = _tanh(b, gemm(b, x, "fc2", 768), "tanh2")
+    return b.model({"features": gemm(b, x, "fc3", 8)})
+
+
+def readers() -> onnx.ModelProto:
+    """Products that read one tensor: what it costs to quantize that is shared."""
+    b = GraphBuilder("readers", 0)
+    x = b.input("rows", (96, 768))
+    parts = [gemm(b, x, name, width) for name, width in (("a", 16), ("b", 64), ("c", 192))]
+    narrow = [_tanh(b, part, f"tanh{number}") for number, part in enumerate(parts[:2])]
+    y = gemm(b, concat(b, narrow, "join"), "mix", 192)
+    y = _tanh(b, add(b, y, parts[2], "sum"), "sum.tanh")
+    return b.model({"features": gemm(b, y, "out", 320)})
+
+
+def _tanh(b: GraphBuilder, x: Value, name: str) -> Value:
+    """Add an op that stays float."""
+    return b.node("Tanh", name, [x])
+
+
+def sums() -> onnx.ModelProto:
+    """Residual sums before layer normalizations, with products of different shapes between them."""
+    b = GraphBuilder("sums", 0)
+    x = b.input("rows", (128, 192))
+    for number, wide in enumerate((512, 640)):
+        y = gemm(b, x, f"{number}.up", wide)
+        y = _tanh(b, y, "tanh") if number else relu(b, y, "relu")
+        x = add(b, x, gemm(b, y, f"{number}.down", 192), f"{number}.add")
+        x = layer_norm(b, x, f"{number}.norm")
+    return b.model({"features": x})
+
+
+WITH_FORMS: dict[str, Callable[[], onnx.ModelProto]] = {
+    build.__name__: build for build in (runs, products, readers, sums, attention)
+}
+"""Models whose ops can also be dynamic or unfused."""

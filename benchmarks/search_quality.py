@@ -28,7 +28,8 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from benchmarks.search_models import MODELS
+from benchmarks.search_models import MODELS, WITH_FORMS
+from qdqtune.config import AUTO_STRATEGY
 from qdqtune.engines._timing import gain_of, plan_turns, scores, take_turns
 from qdqtune.engines.layers._latency import shares_of_latency
 from qdqtune.graph._folding import fold
@@ -40,7 +41,7 @@ from qdqtune.qdq.dialects import dialect_named
 from qdqtune.records._measurement import Comparison, LayerTime, Verdict
 from qdqtune.records._ranges import CalibrationSource, Ranges
 from qdqtune.report._formatting import text_table
-from qdqtune.search._space import Group, Space, State
+from qdqtune.search._space import Form, Group, Space, State
 from qdqtune.search.strategies._registry import make_strategy
 from qdqtune.search.strategies._strategy import (
     Effort,
@@ -58,10 +59,12 @@ TABLES = Path(__file__).parents[1] / "work" / "search_quality"
 # Blocks of two kept runs, the shortest there are: the noise is as large as it gets.
 FLOAT_MS = 5.0
 MOST_GROUPS = 10
+# Where ops have other forms: each of these is a choice among three, or more.
+MOST_WITH_FORMS = 7
 ROUNDS = {Effort.SCREEN: 10, Effort.CONFIRM: 24}
 LEAST_RATIO = 1.02
 FINAL_S = 7.4
-SYNTHETIC = "synthetic"
+SYNTHETIC, SYNTHETIC_FORMS = "synthetic", "synthetic-forms"
 NOISES = {
     "usual": Noise(),
     # A screen of ten rounds then has a standard error of more than 1 %, as on shared cores.
@@ -69,9 +72,22 @@ NOISES = {
 }
 
 
+REGION_STRATEGIES = ("bayesian", "local_search")
+
+
+def state_of(bits: int) -> State:
+    """The groups whose bits are set."""
+    return frozenset(number for number in range(bits.bit_length()) if bits >> number & 1)
+
+
+def _has_forms(profile: str) -> bool:
+    """Whether a machine has more to offer than float ops and Q/DQ."""
+    return profile == SYNTHETIC_FORMS or bool(profile != SYNTHETIC and PROFILES[profile].dynamic)
+
+
 @dataclass
 class Table:
-    """All placements of one model on one machine.
+    """All placements of one model on one machine; ops may be float, quantized, dynamic or unfused.
 
     Attributes:
         name: Model and profile.
@@ -92,6 +108,13 @@ class Table:
         """The true latency of the best choice, scaled."""
         return min(self.latencies_ms) * FLOAT_MS / self.latencies_ms[0]
 
+    @cached_property
+    def placements(self) -> int:
+        """How many placements there are; some choices come to the same."""
+        if not self.space.other_forms:
+            return len(self.latencies_ms)
+        return len({self.space.key(state_of(bits)) for bits in range(len(self.latencies_ms))})
+
     @property
     def is_hopeless(self) -> bool:
         """Whether the float model is the best."""
@@ -102,14 +125,21 @@ class Table:
         """Whole-model choices to begin with."""
         pools = {"Conv", "Gemm", "MatMul", "Add", "Concat", "GlobalAveragePool", "AveragePool"}
         space = self.space
-        return {"all": space.everything, "weighted": space.weighted(), "rules": space.of_ops(pools)}
+        seeds = {
+            "all": space.everything, "weighted": space.weighted(), "rules": space.of_ops(pools),
+        }  # fmt: skip
+        if dynamic := space.in_form(Form.DYNAMIC):
+            seeds["dynamic"] = dynamic
+            seeds["dynamic, unfused"] = dynamic | space.in_form(Form.UNFUSED)
+            seeds["dynamic and rules"] = space.switched(seeds["rules"], dynamic)
+        return seeds
 
 
 def like_ops(
-    index: GraphIndex, planner: QuantizationPlanner, weights: dict[str, float]
+    index: GraphIndex, planner: QuantizationPlanner, weights: dict[str, float], most: int
 ) -> list[Group]:
     """Ops of one type, shape and attributes are one choice; the smallest join those before them."""
-    few = len(planner.compute) + len(planner.passthrough) <= MOST_GROUPS
+    few = len(planner.compute) + len(planner.passthrough) <= most
     found: dict[str, list[str]] = {}
     for node in index.nodes:
         if node.name in planner.compute or node.name in planner.passthrough:
@@ -119,7 +149,7 @@ def like_ops(
             key = f"{node.op_type} {shapes} {attributes}"
             found.setdefault(node.name if few else key, []).append(node.name)
     parts = list(found.items())
-    while len(parts) > MOST_GROUPS:
+    while len(parts) > most:
         sizes = [sum(weights.get(name, 0.0) for name in names) for _, names in parts]
         least = min(range(1, len(parts)), key=lambda n: sizes[n])
         parts[least - 1][1].extend(parts.pop(least)[1])
@@ -128,12 +158,25 @@ def like_ops(
     ]  # fmt: skip
 
 
+def other_forms(groups: Sequence[Group], planner: QuantizationPlanner) -> list[Group]:
+    """The same choices with their ops dynamic, or unfused."""
+    forms = ((Form.DYNAMIC, planner.dynamic), (Form.UNFUSED, planner.unfused))
+    return [
+        Group(group.pattern, 0, planner.index.node[names[0]].op_type, names, "", form)
+        for form, possible in forms
+        for group in groups
+        if (names := tuple(name for name in group.nodes if name in possible))
+    ]
+
+
 @lru_cache
 def table(model: str, profile: str) -> Table:
     """A table, computed unless it was before."""
     with _opened(model, profile) as (space, inserter):
         float_ms = true_latency_ms(inserter.proto(space.placement(frozenset())), profile)
         stamp = [COST_MODEL_VERSION, float_ms, [list(group.nodes) for group in space.groups]]
+        if _has_forms(profile):
+            stamp.append(repr(PROFILES[profile]))
         path = TABLES / f"{model}-{profile}.json"
         known = json.loads(path.read_text()) if path.exists() else {}
         if known.get("stamp") != stamp:
@@ -152,7 +195,7 @@ def space_of(model: str, profile: str) -> Space:
 
 @contextmanager
 def _opened(model: str, profile: str) -> Iterator[tuple[Space, Inserter]]:
-    loaded = ir.from_proto(MODELS[model]())
+    loaded = ir.from_proto((MODELS | WITH_FORMS)[model]())
     fold(loaded)
     dialect = dialect_named(PROFILES[profile].dialect)
     with tempfile.TemporaryDirectory() as folder:
@@ -164,14 +207,19 @@ def _opened(model: str, profile: str) -> Iterator[tuple[Space, Inserter]]:
         kernels = kernels_of(inserter.proto(planner.placement(())), profile)
         layers = [LayerTime(kernel.name, kernel.op_type, kernel.ms) for kernel in kernels]
         weights = shares_of_latency(base.index, layers)
-        yield Space(planner, like_ops(base.index, planner, weights), weights), inserter
+        if _has_forms(profile):
+            groups = like_ops(base.index, planner, weights, MOST_WITH_FORMS)
+            groups += other_forms(groups, planner)
+        else:
+            groups = like_ops(base.index, planner, weights, MOST_GROUPS)
+        yield Space(planner, groups, weights), inserter
 
 
 def _time_all(space: Space, inserter: Inserter, profile: str) -> list[float]:
     found: dict[str, float] = {}
     latencies_ms: list[float] = []
     for bits in range(2 ** len(space.groups)):
-        state = frozenset(n for n in range(len(space.groups)) if bits >> n & 1)
+        state = state_of(bits)
         key = space.key(state)
         if key not in found:
             found[key] = true_latency_ms(inserter.proto(space.placement(state)), profile)
@@ -209,6 +257,39 @@ def synthetic_table(seed: int, model: str = "convs") -> Table:
     }
     space = Space(chain.planner, chain.groups, weights)
     return Table(f"{model} synthetic", space, latencies_ms)
+
+
+def synthetic_forms_table(seed: int, model: str = "readers") -> Table:
+    """Such a table for a model whose ops have other forms: each of them may gain, or cost."""
+    space = space_of(model, "cpu-dynamic")
+    generator = np.random.default_rng(seed)
+    whole = sorted(space.everything)
+    drawn = generator.dirichlet(np.full(len(whole), 0.7)).tolist()
+    shares: dict[int, float] = dict(zip(whole, drawn, strict=True))
+    place = {space.groups[number].pattern: number for number in whole}
+    # What a choice saves: of an op's two forms, each has a speed of its own.
+    saved = {n: shares[n] * (1.0 - math.exp(generator.normal(-0.15, 0.5))) for n in whole}
+    for number in sorted(space.other_forms):
+        group = space.groups[number]
+        share = shares[place[group.pattern]]
+        spread = 0.5 if group.form is Form.DYNAMIC else 0.1
+        saved[number] = share * (1.0 - math.exp(generator.normal(-0.1, spread)))
+    costs = generator.exponential(0.02, len(space.pairs)) * generator.integers(0, 2)
+    found: dict[str, float] = {}
+    latencies_ms: list[float] = []
+    for bits in range(2 ** len(space.groups)):
+        state = space.closed(state_of(bits))
+        crossed = [(i in state) != (j in state) for i, j in space.pairs]
+        total = 1.0 - sum(saved[number] for number in state) + float(costs[crossed].sum())
+        own = float(np.exp(generator.normal(0.0, 0.002)))
+        latencies_ms.append(found.setdefault(space.key(state), max(0.1, total) * own))
+    guesses = {n: share * math.exp(generator.normal(0.0, 0.3)) for n, share in shares.items()}
+    weights = {
+        name: guess / sum(guesses.values()) / len(space.groups[number].nodes)
+        for number, guess in guesses.items()
+        for name in space.groups[number].nodes
+    }
+    return Table(f"{model} forms", Space(space.planner, space.groups, weights), latencies_ms)
 
 
 class Replay:
@@ -256,10 +337,18 @@ class Outcome:
     speedup: float
 
 
-def replay(table: Table, seed: int, noise: Noise, limits: Limits, *, final: bool) -> Outcome:
+def replay(
+    table: Table,
+    seed: int,
+    noise: Noise,
+    limits: Limits,
+    *,
+    final: bool,
+    strategy: str = AUTO_STRATEGY,
+) -> Outcome:
     """One search, from its seeds to what a workflow would write."""
     machine = Replay(table, noise, seed)
-    search = make_strategy(SearchTask(table.space, table.seeds, limits, seed))
+    search = make_strategy(SearchTask(table.space, table.seeds, limits, seed), strategy)
     assert isinstance(search, SteppedStrategy)
     for trial in search.trials():
         search.tell(trial, machine.scores(trial))
@@ -278,22 +367,24 @@ def limits_for(table: Table, preset: str) -> Limits:
     return Limits(benchmarks=math.floor(benchmarks))
 
 
-def _row(job: tuple[str, str, str, str, int, int]) -> list[str]:
-    model, profile, noise, preset, seeds, many_seeds = job
+def _row(job: tuple[str, str, str, str, int, int, str]) -> list[str]:
+    model, profile, noise, preset, seeds, many_seeds, strategy = job
     tables: Iterable[Table]
-    if profile == SYNTHETIC:
-        hopeless, tables = False, (synthetic_table(seed, model) for seed in range(seeds))
+    if profile in (SYNTHETIC, SYNTHETIC_FORMS):
+        make = synthetic_table if profile == SYNTHETIC else synthetic_forms_table
+        hopeless, tables = False, (make(seed, model) for seed in range(seeds))
     else:
         hopeless = table(model, profile).is_hopeless
         tables = itertools.repeat(table(model, profile))
     outcomes: list[Outcome] = []
     for seed, played in enumerate(itertools.islice(tables, many_seeds if hopeless else seeds)):
         limits = limits_for(played, preset)
-        outcomes.append(replay(played, seed, NOISES[noise], limits, final=played.is_hopeless))
+        final = played.is_hopeless
+        outcomes.append(replay(played, seed, NOISES[noise], limits, final=final, strategy=strategy))
     count = len(outcomes)
     losses = sorted(outcome.loss for outcome in outcomes)
     asked = statistics.median(outcome.asked for outcome in outcomes)
-    states = len(played.latencies_ms)
+    states = played.placements
     near = 100 * sum(loss <= 0.01 for loss in losses) / count
     false = sum(outcome.kept for outcome in outcomes)
     return [
@@ -307,19 +398,23 @@ def _row(job: tuple[str, str, str, str, int, int]) -> list[str]:
 def main(arguments: Iterable[str] | None = None) -> None:
     """Replay all tables and print one row for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--profiles", default=",".join((*PROFILES, SYNTHETIC)))
+    parser.add_argument("--models", default=",".join(MODELS | WITH_FORMS))
+    profiles = (*PROFILES, SYNTHETIC, SYNTHETIC_FORMS)
+    parser.add_argument("--profiles", default=",".join(profiles))
     parser.add_argument("--noise", choices=NOISES, default="usual")
     parser.add_argument("--preset", choices=("quick", "default"), default="default")
+    parser.add_argument("--strategy", choices=(AUTO_STRATEGY, *REGION_STRATEGIES), default="auto")
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--many_seeds", type=int, default=125, help="where no pair pays")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args(None if arguments is None else list(arguments))
     jobs = [
-        (model, profile, options.noise, options.preset, options.seeds, options.many_seeds)
+        (model, profile, options.noise, options.preset, options.seeds, options.many_seeds,
+         options.strategy)
         for model in options.models.split(",")
         for profile in options.profiles.split(",")
-    ]
+        if model in (WITH_FORMS if _has_forms(profile) else MODELS)
+    ]  # fmt: skip
     titles = ["model", "profile", "best", "states", "near", "asked", "most", "mean loss", "worst"]
     with ProcessPoolExecutor(options.jobs) as pool:
         rows: list[list[str]] = []

@@ -108,6 +108,14 @@ def test_the_kit_refuses_what_can_not_be() -> None:
         kit.test_its_opset_can_express_its_types(with_formats(least_opset=11))
 
 
+def test_the_kit_refuses_dynamic_ops_that_are_no_products() -> None:
+    kit = DialectConformance()
+    kit.test_its_dynamic_ops_can_be_written(DIALECTS["onnxruntime"])
+    wrong = replace(DIALECTS["onnxruntime"], dynamic=frozenset({"Conv", "MatMul"}))
+    with pytest.raises(AssertionError, match="Conv can't be quantized at run time"):
+        kit.test_its_dynamic_ops_can_be_written(wrong)
+
+
 @pytest.mark.parametrize(
     ("op_type", "rule", "fault"),
     [

@@ -28,6 +28,9 @@ _logger = logging.getLogger(__name__)
 State = frozenset[int]
 """Numbers of the groups that are quantized."""
 
+# What a layer normalization is, or begins with where it is written out.
+_NORM_OPS = frozenset({"LayerNormalization", "ReduceMean", "Sub"})
+
 
 class Form(Enum):
     """What of an op is quantized."""
@@ -85,7 +88,7 @@ class Space:
         self.planner = planner
         self.groups = tuple(groups)
         self.potential = tuple(
-            sum(weights.get(node, 0.0) for node in group.nodes) for group in self.groups
+            sum(weights.get(node, 0.0) for node in self._at_stake(group)) for group in self.groups
         )
         if not any(self.potential):  # nothing is known: all may matter
             self.potential = (1.0 / max(1, len(self.groups)),) * len(self.groups)
@@ -216,6 +219,10 @@ class Space:
             self._closed[state] = closed if same else state
         return self._closed[state]
 
+    def rivals(self, numbers: Iterable[int]) -> State:
+        """The groups that are other forms of the ops of these."""
+        return frozenset(rival for number in numbers for rival in self._rivals.get(number, ()))
+
     def around(self, numbers: Iterable[int]) -> State:
         """The groups that share a tensor with one of these, these included."""
         return frozenset(near for number in numbers for near in self._neighbours[number])
@@ -229,6 +236,18 @@ class Space:
             for near in sorted(nearby)
             if near > number
         )
+
+    def _at_stake(self, group: Group) -> set[str]:
+        """The nodes whose latency depends on a group.
+
+        A sum may have none of its own, as part of another kernel; what reads it gets faster.
+        """
+        nodes = set(group.nodes)
+        if group.form is Form.UNFUSED:
+            for name in group.nodes:
+                users = self.planner.index.node[name].outputs[0].consumers()
+                nodes.update(user.name or "" for user in users if user.op_type in _NORM_OPS)
+        return nodes
 
     def _find_neighbours(self) -> list[set[int]]:
         wires = self._wires()

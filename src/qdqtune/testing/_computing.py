@@ -18,6 +18,7 @@ from qdqtune.graph._shapes import infer_shapes
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._quantization_planner import select_ops
 from qdqtune.qdq.dialects import dialect_named
+from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import Ranges
 from qdqtune.testing._bench import (
     ODDITIES,
@@ -36,6 +37,8 @@ _OUTPUT = "h"
 # For rounding of ties, and the order of float operations around an integer sum.
 _SLACK = 0.01
 _LEAST_EQUAL = 0.9
+# An input that is rounded to another step at run time, because it lies between two.
+_LEAST_DYNAMIC_DB = 60.0
 _HINT = (
     "If only large values are wrong, sums of products saturate at 16 bits: claim a dialect with "
     "7-bit weights (its name ends in -novnni). If all are, scales or zero points are mixed up"
@@ -111,7 +114,9 @@ def op_type_of(name: str) -> str:
 
 
 @functools.cache
-def quantized_op(name: str, dialect: str, quant_type: str, *, extreme: bool) -> QuantizedModel:
+def quantized_op(
+    name: str, dialect: str, quant_type: str, *, extreme: bool, dynamic: bool = False
+) -> QuantizedModel:
     """Quantizes an op.
 
     Args:
@@ -119,6 +124,7 @@ def quantized_op(name: str, dialect: str, quant_type: str, *, extreme: bool) -> 
         dialect: Name of the dialect.
         quant_type: One of the dialect's quant types.
         extreme: Whether to use the largest values only, which overflow short accumulators.
+        dynamic: Whether its input is quantized at run time, without Q and DQ.
 
     Raises:
         ValueError: If the dialect leaves it float.
@@ -131,19 +137,23 @@ def quantized_op(name: str, dialect: str, quant_type: str, *, extreme: bool) -> 
     ranges = {key: (float(array.min()), float(array.max())) for key, array in feeds.items()}
     # Wider than needed, and not evenly: a result halfway between two steps would be a tie.
     ranges[_OUTPUT] = (1.03 * float(result.min()), 1.1 * float(result.max()))
-    quantized, step = _quantize(proto, op_type_of(name), dialect, quant_type, Ranges(ranges))
+    op_type = "" if dynamic else op_type_of(name)
+    quantized, step = _quantize(proto, op_type, dialect, quant_type, Ranges(ranges))
     return QuantizedModel(quantized, feeds, reference(quantized, feeds), step)
 
 
 def _quantize(
     proto: onnx.ModelProto, op_type: str, dialect: str, quant_type: str, ranges: Ranges
 ) -> tuple[onnx.ModelProto, float | None]:
-    """Return the Q/DQ model, and the step of its op's result."""
+    """Return the Q/DQ model, and the step of its op's result; without type, it is dynamic."""
     model = ir.from_proto(proto)
     infer_shapes(model)
     dialect_choice = dialect_named(dialect)
     with TemporaryFolder() as folder:
         inserter = Inserter(PreparedModel(model, folder), dialect_choice, quant_type, ranges)
+        if not op_type:
+            dynamic = Placement.of(dynamic=[proto.graph.node[0].name])
+            return onnx.load(inserter.write(dynamic, "quantized")), None
         chosen = select_ops(inserter.index, dialect_choice, [op_type], quant_type)
         if not chosen.placement:
             raise ValueError(f"{dialect} does not quantize {op_type}: {chosen.left_float}")
@@ -196,6 +206,38 @@ class ComputesQuantized:
         bench.needs_runs()
         _check(bench, op, extreme=True)
 
+    @pytest.mark.parametrize("extreme", [False, True], ids=["ordinary", "extreme"])
+    @pytest.mark.parametrize("op", ["Gemm", "MatMul"])
+    def test_dynamic_ops_are_exact(self, bench: Bench, op: str, extreme: bool) -> None:
+        """Products whose input is quantized at run time, if the dialect offers them."""
+        dialect, kind = bench.engine.dialect, "extreme" if extreme else "ordinary"
+        if op not in dialect_named(dialect).dynamic:
+            pytest.skip(f"the dialect {dialect} does not quantize inputs of {op} at run time")
+        for quant_type in bench.engine.promised_types:
+            made = quantized_op(op, dialect, quant_type, extreme=extreme, dynamic=True)
+            path = bench.write(f"dynamic {kind} {op} {quant_type} {dialect}", made.model)
+            with bench.opened(path, feeds=made.feeds) as model:
+                bench.needs_runs()
+                found = bench.worker.run(model, made.feeds)["y"]
+            what = f"a dynamic {op} ({quant_type} in the dialect {dialect}, file {path})"
+            least_db = min(bench.promise.op_db, _LEAST_DYNAMIC_DB)
+            _check_near(what, least_db, made.expected["y"], found)
+
+    def test_unfused_sums_are_exact(self, bench: Bench) -> None:
+        """A Sum before a layer normalization, if the dialect offers it."""
+        dialect = bench.engine.dialect
+        if not dialect_named(dialect).unfused_sums:
+            pytest.skip(f"the dialect {dialect} keeps no sums from being fused")
+        text = "s = Sum(x, x2) y = LayerNormalization(s, gamma)"
+        case = Case.of(
+            model_of(
+                f"g (float[4,16] x, float[4,16] x2) => (float[4,16] y) {{ {text} }}",
+                gamma=np.linspace(0.5, 2.0, 16, dtype=np.float32),
+            ),
+            {name: np.random.default_rng(5).random((4, 16), np.float32) for name in ("x", "x2")},
+        )
+        _check_run(bench, bench.write("unfused sum", case.model), case)
+
 
 def _check(bench: Bench, op: str, *, extreme: bool) -> None:
     dialect = bench.engine.dialect
@@ -217,13 +259,10 @@ def _check(bench: Bench, op: str, *, extreme: bool) -> None:
 
 def _check_result(bench: Bench, what: str, made: QuantizedModel, found: Array) -> None:
     wanted, engine = made.expected["y"], bench.engine
-    assert found.shape == wanted.shape, f"{what}: {found.shape} instead of {wanted.shape}"
     if made.step is None:
-        near_db, least_db = nearness_db(wanted, found), bench.promise.op_db
-        assert near_db >= least_db, (
-            f"{what} is {near_db:.1f} dB from ONNX's reference, promised are {least_db:g}. {_HINT}"
-        )
+        _check_near(what, bench.promise.op_db, wanted, found)
         return
+    assert found.shape == wanted.shape, f"{what}: {found.shape} instead of {wanted.shape}"
     steps = np.abs(found.astype(np.float64) - wanted) / made.step
     rounding = bench.promise.epsilon * float(np.abs(wanted).max()) / made.step
     assert steps.max() <= engine.steps + _SLACK + rounding, (
@@ -233,6 +272,14 @@ def _check_result(bench: Bench, what: str, made: QuantizedModel, found: Array) -
     assert equal >= _LEAST_EQUAL, (
         f"{what} is off by {engine.steps} in {1 - equal:.0%} of its results: more than ties make. "
         "Is a zero point or a bias rounded away, or the result rounded down?"
+    )
+
+
+def _check_near(what: str, least_db: float, wanted: Array, found: Array) -> None:
+    assert found.shape == wanted.shape, f"{what}: {found.shape} instead of {wanted.shape}"
+    near_db = nearness_db(wanted, found)
+    assert near_db >= least_db, (
+        f"{what} is {near_db:.1f} dB from ONNX's reference, promised are {least_db:g}. {_HINT}"
     )
 
 

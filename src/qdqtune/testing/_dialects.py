@@ -24,6 +24,7 @@ from qdqtune.graph._opset import raise_opset
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.graph._shapes import infer_shapes
 from qdqtune.qdq._dialect import Dialect, Output, QuantFormat
+from qdqtune.qdq._dynamic import INTEGER_PRODUCT
 from qdqtune.qdq._encoding import TensorFormat
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._op_units import role_rule
@@ -43,6 +44,8 @@ _NEWEST = 21
 # Per-channel scales came with opset 13.
 _FIRST_PER_CHANNEL = 13
 _MODELS = ("resnet18", "bert")
+# What MatMulInteger can stand for.
+_DYNAMIC_OPS = frozenset({"Gemm", "MatMul"})
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,11 @@ class DialectConformance:
             assert is_whole, f"{op_type}: the weight stays float"
             assert rule.bias not in rule.inputs, f"{op_type}: the bias is among the inputs"
 
+    def test_its_dynamic_ops_can_be_written(self, dialect: Dialect) -> None:
+        """Only matrix products can be dynamic ops."""
+        others = sorted(dialect.dynamic - _DYNAMIC_OPS)
+        assert not others, f"{', '.join(others)} can't be quantized at run time, only products can"
+
     def test_it_quantizes_something(self, written: list[_Written]) -> None:
         """Some op of a common model has an integer kernel."""
         for each in written:
@@ -152,6 +160,23 @@ class DialectConformance:
         """Without its Q/DQ, the file is the float model again."""
         for each in written:
             candidate, original = load_model(each.path), each.inserter.index.model
+            strip(candidate, weights_from=original)
+            assert fingerprint(candidate) == fingerprint(original)
+
+    def test_other_forms_are_written_and_read(self, written: list[_Written]) -> None:
+        """Dynamic and unfused ops, all that the dialect offers, are read back and stripped."""
+        for each in written:
+            planner, inserter = each.planner, each.inserter
+            if not planner.dynamic and not planner.unfused:
+                pytest.skip(f"the dialect {planner.dialect.name} offers none in this model")
+            placement = planner.placement((), dynamic=planner.dynamic, unfused=planner.unfused)
+            path = inserter.write(placement, "other forms")
+            onnx.checker.check_model(str(path), full_check=True)
+            candidate, original = load_model(path), inserter.index.model
+            assert read(candidate).placement == placement
+            limits = planner.dialect.formats[each.quant_type].weight
+            for tensor, _, values in _stored(path):
+                assert limits.low <= values.min() <= values.max() <= limits.high, tensor
             strip(candidate, weights_from=original)
             assert fingerprint(candidate) == fingerprint(original)
 
@@ -212,8 +237,9 @@ def _stored(path: Path) -> Iterator[tuple[str, ir.DataType, npt.NDArray[Any]]]:
     """Yield the zero points and the stored values of a file, by the name of the tensor."""
     graph = load_model(path).graph
     for node in graph:
-        if is_op(node, QUANTIZE, DEQUANTIZE):
-            for value in (node.inputs[0], *node.inputs[2:]):
+        is_product = is_op(node, INTEGER_PRODUCT)
+        if is_product or is_op(node, QUANTIZE, DEQUANTIZE):
+            for value in (node.inputs[int(is_product)], *node.inputs[2:]):
                 tensor = graph.initializers.get(value.name or "") if value is not None else None
                 if tensor is not None and tensor.const_value is not None:
                     array = tensor.const_value.numpy().astype(np.float32)

@@ -69,8 +69,9 @@ class LocalSearch(SteppedStrategy):
             before = self.best
             yield from self._try(sets, name)
             while before != self.best and self._fruitless < self.limits.sweeps:
-                changed, before = self.space.around(before ^ self.best), self.best
-                yield from self._try(self._singles(changed), "neighbours")
+                changed, before = before ^ self.best, self.best
+                near = self.space.around(changed) | self.space.rivals(changed)
+                yield from self._try(self._singles(near), "neighbours")
         yield from self._drop_what_does_not_pay()
         yield from self._compare_with_best_seed(_LAST[1])
         self.is_cut_short |= not self._room
@@ -138,8 +139,9 @@ class LocalSearch(SteppedStrategy):
                     behind = [each for each in near if each > number]
                     grown |= {(behind or near)[0]}
                 around[number] = grown
-                if len(grown) == size and grown not in seen:
-                    new[grown] = None
+                for one in (grown, self.space.rivals(grown)):
+                    if len(grown) == size and len(one) > 1 and one not in seen:
+                        new[one] = None
             seen = seen.union(new)
             found[f"{size} neighbours"] = self._by_share(new)
         return found
