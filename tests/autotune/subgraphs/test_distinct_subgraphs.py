@@ -11,14 +11,22 @@ import pytest
 from onnx import numpy_helper
 
 from qdqtune import zoo
+from qdqtune.records._tuning import BY_LAYERS, SchemeTimes, SubgraphTimes
 from qdqtune.search._space import Form
+from qdqtune.search.subgraphs._choices import make_choices
 from qdqtune.search.subgraphs._fusion_groups import FusionGroup
 from qdqtune.search.subgraphs._quantizable_groups import (
     ACTIVATIONS,
+    DYNAMIC,
+    DYNAMIC_AND_FULL,
+    DYNAMIC_AND_UNFUSED,
     FULL,
+    NONE,
     RULES,
+    UNFUSED,
     WEIGHTS,
     find_subgraphs,
+    make_units,
     placement_inside,
 )
 from tests.conftest import model_from_text
@@ -252,3 +260,52 @@ def test_rules_are_a_form_of_their_own_where_they_choose_a_part(tmp_path: Path) 
     by_name = {scheme.name: scheme for scheme in subgraph.schemes}
     assert set(by_name[RULES].nodes(subgraph.content)) == set(conv)
     assert set(by_name[FULL].nodes(subgraph.content)) > set(conv)
+
+
+NORMED = """g (float[8,32] x) => (float[8,32] y) {
+    a = MatMul(x, w)
+    b = Softmax(a)
+    c = Add(b, x)
+    y = LayerNormalization(c, s)
+}"""
+
+
+def normed(folder: Path) -> Cut:
+    weights = {"w": np.ones((32, 32), np.float32), "s": np.ones(32, np.float32)}
+    return cut(model_from_text(NORMED, **weights), folder)
+
+
+def test_products_and_sums_have_forms_of_their_own(tmp_path: Path) -> None:
+    made = normed(tmp_path)
+    may = {Form.WHOLE: ["n0", "n1", "n2"], Form.DYNAMIC: ["n0"], Form.UNFUSED: ["n2"]}
+    everything = [FusionGroup(0, ("n0", "n1", "n2", "n3"))]
+    (subgraph,) = find_subgraphs(made.index, everything, made.planner, (), may)
+    content = subgraph.content
+    forms = {
+        scheme.name: {form: set(scheme.nodes(content, form)) for form in {*scheme.forms}}
+        for scheme in subgraph.schemes
+    }
+    assert forms[DYNAMIC] == {Form.DYNAMIC: {"n0"}}
+    assert forms[DYNAMIC_AND_FULL] == {Form.DYNAMIC: {"n0"}, Form.WHOLE: {"n1", "n2"}}
+    assert forms[UNFUSED] == {Form.UNFUSED: {"n2"}}
+    assert forms[DYNAMIC_AND_UNFUSED] == {Form.DYNAMIC: {"n0"}, Form.UNFUSED: {"n2"}}
+    is_alone = {scheme.name for scheme in subgraph.schemes if scheme.is_borderless}
+    assert is_alone == {WEIGHTS, DYNAMIC, UNFUSED, DYNAMIC_AND_UNFUSED}
+    # Where builds are slow, only the most promising.
+    (few,) = find_subgraphs(made.index, everything, made.planner, (), may, few=True)
+    assert few.skipped.keys() >= {DYNAMIC_AND_FULL}
+    assert few.key == subgraph.key
+
+
+def test_ops_without_ranges_may_still_be_dynamic_or_unfused(tmp_path: Path) -> None:
+    made = normed(tmp_path)
+    may = {Form.DYNAMIC: ["n0"], Form.UNFUSED: ["n2"]}
+    groups = [FusionGroup(0, ("n0", "n1")), FusionGroup(1, ("n2",)), FusionGroup(2, ("n3",))]
+    found = find_subgraphs(made.index, groups, made.planner, (), may)
+    # A sum whose normalization is elsewhere costs the same alone, fused or not.
+    assert [subgraph.groups for subgraph in found] == [(0,)]
+    assert [scheme.name for scheme in found[0].schemes] == [DYNAMIC]
+    times = {found[0].key: SubgraphTimes(found[0].key, BY_LAYERS, (SchemeTimes(NONE, 2.0, 2.0),))}
+    assert make_units(found, times, made.planner) == []
+    choices = make_choices([], found, {}, made.planner, ())
+    assert choices.groups == ()

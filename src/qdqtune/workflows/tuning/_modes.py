@@ -313,8 +313,10 @@ def _problem_without_subgraphs(
 
 
 def _seeds(run: TuningRun, calibration: Calibration, space: Space) -> dict[str, State]:
+    """The assemblies to compare with; they quantize ops as a whole, never their weights alone."""
     found = seeds_of(space, run.given, calibration.grouping)
-    return {name: state for name, state in found.items() if name not in NOT_TRIED}
+    weights = space.in_form(Form.WEIGHTS)
+    return {name: state - weights for name, state in found.items() if name not in NOT_TRIED}
 
 
 def _write_raw(run: TuningRun, inserter: Inserter, placement: Placement) -> None:
