@@ -15,7 +15,9 @@ from qdqtune.qdq._read_back import read
 from qdqtune.records._errors import UsageError
 from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import CalibrationSource
+from qdqtune.workflows._export import float_nodes
 from qdqtune.workflows._insert import insert
+from qdqtune.workflows._inspect import inspect
 from qdqtune.workflows._source_model import open_source
 from qdqtune.workflows._strip import strip
 
@@ -144,3 +146,28 @@ def test_a_dynamic_file_is_written_for_the_other_engine(bert: Path, tmp_path: Pa
     assert FC1 in report.quantized
     assert {edge.position for edge in report.placement.edges} == {1}
     assert report.calibration is CalibrationSource.NONE
+
+
+def test_inspect_says_what_can_be_dynamic_and_what_is(
+    bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["inspect", str(bert), "--dialect", "onnxruntime"]
+    assert main(line) == 0
+    assert "7 of them can be quantized at run time (--dynamic)" in capsys.readouterr().out
+    assert main([*line, "--why", "encoder.0.attention.norm_output"]) == 0
+    assert "can be quantized at run time" in capsys.readouterr().out
+    assert main([*line, "--why", "encoder.0.attention.softmax_output"]) == 0
+    assert "not at run time: its second operand is not a constant" in capsys.readouterr().out
+    path = tmp_path / "placement.json"
+    path.write_text(Placement.of(dynamic=[FC1, FC2], unfused=["encoder.0.ffn.add"]).to_json())
+    insert(bert, tmp_path / "q.onnx", placement=path, dialect="onnxruntime")
+    report = inspect(tmp_path / "q.onnx", dialect="onnxruntime")
+    assert (report.dynamic, report.unfused, report.pairs) == (2, 1, 0)
+
+
+def test_dynamic_ops_are_not_listed_as_float(bert: Path, tmp_path: Path) -> None:
+    insert(bert, tmp_path / "q.onnx", dynamic=[FC1], dialect="onnxruntime")
+    listed = float_nodes(tmp_path / "q.onnx")
+    assert FC1 not in listed
+    assert FC2 in listed
+    assert "encoder.0.ffn.fc1.add" in listed

@@ -332,6 +332,8 @@ class TensorPlace:
         dialect_reason: Why the dialect can't quantize the node; empty if it can, or if no reason
             applies.
         with_op: Whether the dialect quantizes the tensor here when it quantizes the node.
+        at_run_time: Whether the node can quantize its input at run time; None if it is no product.
+        why_not_at_run_time: Why it can't; empty if it can, or is no product.
     """
 
     node: str
@@ -340,6 +342,8 @@ class TensorPlace:
     reason: str
     dialect_reason: str = ""
     with_op: bool = False
+    at_run_time: bool | None = None
+    why_not_at_run_time: str = ""
 
     @property
     def is_point(self) -> bool:
@@ -384,6 +388,9 @@ class Inspection(Result):
         quantizable: By op type: the number of quantizable ops, and of all ops.
         fused: Number of ops that are fused into the op before them.
         left_float: The ops that can't be quantized, by reason.
+        dynamic: Number of dynamic ops that were made float first.
+        unfused: Number of Sums of which Adds were made first.
+        at_run_time: Number of ops whose input can be quantized at run time.
         why: The answer to a query about a tensor.
         converted_from: The half-precision type of the file, if the model is inspected in float32
             because there are no integer kernels for that type.
@@ -402,6 +409,9 @@ class Inspection(Result):
     quantizable: Mapping[str, tuple[int, int]]
     fused: int
     left_float: Mapping[str, tuple[str, ...]]
+    dynamic: int = 0
+    unfused: int = 0
+    at_run_time: int = 0
     why: TensorAnswer | None = None
     converted_from: str = ""
 

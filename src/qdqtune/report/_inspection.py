@@ -34,7 +34,13 @@ def inspection_text(record: Inspection, *, all_regions: bool, max_items: int) ->
         all_regions: Whether the tree shows regions in which nothing can be quantized.
         max_items: The maximum number of patterns, and of regions, to show; 0 shows all.
     """
-    taken = f"; {record.pairs} DequantizeLinear taken out first" if record.pairs else ""
+    counts = (
+        (record.pairs, "DequantizeLinear taken out"),
+        (record.dynamic, "dynamic ops made float"),
+        (record.unfused, "Sums made Adds"),
+    )
+    done = ", ".join(f"{count} {what}" for count, what in counts if count)
+    taken = f"; {done} first" if done else ""
     lines: list[Line] = [
         f"{record.model}: {record.nodes} ops after folding{taken}. Looked at for "
         f"{record.quant_type} in the {record.dialect} dialect."
@@ -81,6 +87,9 @@ def _place_row(what: str, place: TensorPlace, dialect: str) -> list[str]:
         reasons.append(f"stays float: {place.dialect_reason}")
     elif place.with_op:
         reasons.append(f"{dialect} quantizes it with the op")
+    if place.at_run_time is not None:
+        why_not = f"not at run time: {place.why_not_at_run_time}"
+        reasons.append("can be quantized at run time" if place.at_run_time else why_not)
     return [
         what,
         f"{shortened(place.node, _LONGEST_NAME)}, {port} {place.position}",
@@ -114,6 +123,8 @@ def _quantizable(record: Inspection) -> list[str]:
         if count
     )
     lines = [f"{can} ops can be quantized" + (f": {kinds}" if kinds else "")]
+    if record.at_run_time:
+        lines.append(f"{record.at_run_time} of them can be quantized at run time (--dynamic)")
     if record.fused:
         lines.append(f"{record.fused} activations go with the op before them")
     for reason, nodes in record.left_float.items():

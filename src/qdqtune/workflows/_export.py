@@ -305,6 +305,8 @@ def _float_nodes(model: ir.Model, placement: Placement) -> Iterator[str]:
     for node in model.graph:
         if not is_op(node, *_QUANTIZABLE) or not _is_float(node):
             continue
+        if node.name in placement.dynamic:
+            continue  # what reads it reads floats
         if _is_quantized(node, positions[node.name], tensors, quantized):
             quantized.add(node.name)
         else:

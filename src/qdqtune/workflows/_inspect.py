@@ -23,6 +23,7 @@ from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._files import load_model, save_model
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._input_shapes import resolve_shapes
+from qdqtune.graph._op_classes import is_op
 from qdqtune.graph._precision import convert_precision
 from qdqtune.graph._shapes import at_shapes, infer_shapes
 from qdqtune.options import configured, shared
@@ -30,7 +31,7 @@ from qdqtune.qdq._quantization_planner import QuantizationPlanner, unknown
 from qdqtune.records._errors import EngineError, UsageError
 from qdqtune.records._inputs import request_of
 from qdqtune.records._layers import GroupRecord, GroupsRecord, LayersRecord, MappedLayer
-from qdqtune.records._placement import Edge
+from qdqtune.records._placement import Edge, Placement
 from qdqtune.records._precision import FLOAT_TYPES, Precision
 from qdqtune.records._results import (
     Inspection,
@@ -72,6 +73,7 @@ from qdqtune.workflows.tuning._preflight import copy_log
 
 _SEE_BENCH = "`qdqtune bench` says whether it runs the model at all."
 _SHORT_KEY = 10
+_PRODUCTS = ("Gemm", "MatMul")
 
 _FLOAT16 = next(name for name, each in FLOAT_TYPES.items() if each is Precision.FP16)
 _HINT = "Give the fusion groups another way, or see `qdqtune doctor` and the log {}."
@@ -100,6 +102,7 @@ def inspect(model: AnyModel, config: InspectConfig) -> Inspection:
             regions = CombinedRegionSearch(index, config.max_sequence_size).search_regions()
             tree = _Tree(regions, index, by_shape=config.by_shape)
             known = {*planner.units, *planner.left_float}
+            found = source.reading.placement if source.reading is not None else Placement()
             return Inspection(
                 model=name_of(model),
                 dialect=dialect_choice.name,
@@ -112,6 +115,9 @@ def inspect(model: AnyModel, config: InspectConfig) -> Inspection:
                 quantizable=_by_op_type(planner),
                 fused=sum(node.name not in known for node in index.nodes),
                 left_float=_by_reason(planner),
+                dynamic=len(found.dynamic),
+                unfused=len(found.unfused),
+                at_run_time=len({*planner.dynamic, *planner.dynamic_by_engine}),
                 why=answer,
                 converted_from=source.converted_from,
             )
@@ -263,6 +269,10 @@ def _place(
     """Examine an input of a node as a place for a pair, or an output if `what` is its tensor."""
     index, name, is_edge = planner.index, node.name or "", isinstance(what, Edge)
     unit = planner.units.get(name)
+    at_run_time, why = None, ""
+    if isinstance(what, Edge) and position == 0 and is_op(node, *_PRODUCTS):
+        why = planner.why_not_at_run_time(node)
+        at_run_time = not why
     return TensorPlace(
         node=name,
         op_type=node.op_type,
@@ -270,6 +280,8 @@ def _place(
         reason=(why_not if is_edge else why_not_output)(index, index.position[name], position),
         dialect_reason=planner.left_float.get(name, ""),
         with_op=unit is not None and what in (unit.edges if is_edge else unit.outputs),
+        at_run_time=at_run_time,
+        why_not_at_run_time=why,
     )
 
 
