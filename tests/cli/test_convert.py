@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from qdqtune.cli.main import main
+from qdqtune.graph._files import load_model
 from tests.conftest import model_from_text
 
 
@@ -55,6 +57,22 @@ def test_json(model_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     graph = onnx.load(output).graph
     for value in (*graph.input, *graph.output):
         assert value.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16
+
+
+def test_the_model_is_loaded_once(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading takes seconds if there are very many weights; the comparison uses what is there."""
+    loaded: list[Path] = []
+
+    def load(path: Path) -> ir.Model:
+        loaded.append(path)
+        return load_model(path)
+
+    monkeypatch.setattr("qdqtune.workflows._convert.load_model", load)
+    output = tmp_path / "half.onnx"
+    assert main(["convert", str(model_path), "--to", "fp16", "-o", str(output)]) == 0
+    assert loaded == [model_path]
 
 
 def test_an_existing_file_stays(model_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

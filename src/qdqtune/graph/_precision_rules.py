@@ -118,18 +118,15 @@ def slots(node: ir.Node, change: Change) -> Slots:
     outputs = [i for i, value in enumerate(node.outputs) if change.concerns(value)]
     if not inputs and not outputs:
         return Slots(whole=True)
-    schema = schema_of(node.op_type, change.opset) if is_standard(node) else None
-    if schema is None:
+    allowed = _allowed_types(node.op_type, change.opset) if is_standard(node) else None
+    if allowed is None:
         return Slots(fixed=tuple(inputs))
-    last = len(schema.inputs) - 1  # the one that may be repeated
-    takes = {
-        i: _allows(schema, schema.inputs, i, change.target) for i in {min(i, last) for i in inputs}
-    }
-    movable = [i for i in inputs if takes[min(i, last)]]
+    taken, given = allowed
+    movable = [i for i in inputs if _allows(taken, i, change.target)]
     movable = [i for i in movable if i not in _FIXED_INPUTS.get(node.op_type, ())]
     fixed = _FIXED_OUTPUTS.get(node.op_type, ())
     settled = [i for i in outputs if i not in fixed]
-    changing = [i for i in settled if _allows(schema, schema.outputs, i, change.target)]
+    changing = [i for i in settled if _allows(given, i, change.target)]
     whole = bool(movable or changing) and changing == settled and (0 not in inputs or 0 in movable)
     left = tuple(sorted(set(inputs).difference(movable)))
     return Slots(tuple(movable), tuple(changing), left, whole)
@@ -159,26 +156,27 @@ def choose_type(node: ir.Node, dtype: ir.DataType) -> None:
     node.attributes[name] = ir.AttrInt64(name, dtype.value)
 
 
+_Types = tuple[Collection[str], ...]
+
+
 @cache
-def schema_of(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
-    """Return the schema of a standard op at an opset; None if there is no such op."""
+def _allowed_types(op_type: str, opset: int) -> tuple[_Types, _Types] | None:
+    """Return the types that each input and output of a standard op may have; None if unknown."""
     try:
-        return onnx.defs.get_schema(op_type, opset, "")
+        schema = onnx.defs.get_schema(op_type, opset, "")
     except onnx.defs.SchemaError:
         return None
-
-
-def _allows(
-    schema: onnx.defs.OpSchema,
-    formals: Sequence[onnx.defs.OpSchema.FormalParameter],
-    position: int,
-    dtype: ir.DataType,
-) -> bool:
-    if not formals:
-        return False
-    formal, wanted = formals[min(position, len(formals) - 1)], f"tensor({dtype.name.lower()})"
     allowed = {each.type_param_str: each.allowed_type_strs for each in schema.type_constraints}
-    return wanted in allowed.get(formal.type_str, (formal.type_str,))
+
+    def types(formals: Sequence[onnx.defs.OpSchema.FormalParameter]) -> _Types:
+        return tuple(frozenset(allowed.get(each.type_str, [each.type_str])) for each in formals)
+
+    return types(schema.inputs), types(schema.outputs)
+
+
+def _allows(types: _Types, position: int, dtype: ir.DataType) -> bool:
+    """Whether a position may have a type; the last one may be repeated."""
+    return bool(types) and f"tensor({dtype.name.lower()})" in types[min(position, len(types) - 1)]
 
 
 # Ops that may lie between a sum of squares, or an epsilon, and the division by it.

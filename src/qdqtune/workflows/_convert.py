@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import onnx_ir as ir
 
@@ -74,6 +74,7 @@ def convert_model(
     if missing:
         raise UsageError(f"The model has no {', '.join(missing)}.", "Ops are spelled as in ONNX.")
     sensitive = frozenset() if precision is Precision.FP32 else SENSITIVE_OPS
+    original = loaded.clone()
     conversion = convert_precision(
         loaded,
         precision,
@@ -86,13 +87,32 @@ def convert_model(
         staged = save_model(loaded, folder / target.name)
         check_result(staged, source)
         if conversion.modified:
-            sqnr_db, overflow = random_error(source, staged, config.input_request)
+            infer_shapes(original)
+            before, after = LoadedFile(source, original), LoadedFile(staged, loaded)
+            sqnr_db, overflow = random_error(before, after, config.input_request)
         publish(folder, target.parent, force=config.force)
     return ConvertReport(target, conversion, sqnr_db, overflow)
 
 
+class LoadedFile(NamedTuple):
+    """A file and the model in it, with inferred types.
+
+    Loading a model takes a second for 25,000 nodes or weights: what is in memory is passed on.
+    """
+
+    path: Path
+    model: ir.Model
+
+    @classmethod
+    def load(cls, path: Path) -> LoadedFile:
+        """Load a model and infer its types."""
+        model = load_model(path)
+        infer_shapes(model)
+        return cls(path, model)
+
+
 def random_error(
-    source: Path, changed: Path, request: InputRequest
+    source: LoadedFile, changed: LoadedFile, request: InputRequest
 ) -> tuple[dict[str, float], str]:
     """Like `measured_error`, on random inputs."""
 
@@ -103,13 +123,13 @@ def random_error(
 
 
 def measured_error(
-    source: Path, changed: Path, samples: Callable[[ir.Model], Iterable[Feeds]]
+    source: LoadedFile, changed: LoadedFile, samples: Callable[[ir.Model], Iterable[Feeds]]
 ) -> tuple[dict[str, float], str]:
     """Return decibels per output and the first node that overflows; empty if unknown.
 
     Args:
         source: The model to compare with.
-        changed: Its converted form.
+        changed: Its converted form. Half floats in either become float32, in place.
         samples: Generates inputs for the source, in a form that CPUs can run.
 
     Raises:
@@ -120,31 +140,32 @@ def measured_error(
         _logger.warning("its error could not be measured: %s is not installed", title)
         return {}, ""
     with TemporaryFolder() as folder, reference_worker() as worker:
-        before, reference, _ = _runnable(source, folder / "before.onnx")
-        after, candidate, rounded = _runnable(changed, folder / "after.onnx")
+        reference, _ = _runnable(source, folder / "before.onnx")
+        candidate, rounded = _runnable(changed, folder / "after.onnx")
         try:
-            sqnr_db = output_sqnr(worker, reference, candidate, samples(before), options=AS_WRITTEN)
+            sqnr_db = output_sqnr(
+                worker, reference, candidate, samples(source.model), options=AS_WRITTEN
+            )
             overflow = ""
             if any(db == -math.inf for db in sqnr_db.values()):
-                first = next(iter(samples(before)))
-                overflow = first_overflow(after, rounded, worker, first, folder)
+                first = next(iter(samples(source.model)))
+                overflow = first_overflow(changed.model, rounded, worker, first, folder)
         except (WorkerFailure, EngineError, ModelError) as failure:
             _logger.warning("its error could not be measured here: %s", failure)
             return {}, ""
     return sqnr_db, overflow
 
 
-def _runnable(path: Path, twin: Path) -> tuple[ir.Model, Path, dict[str, str]]:
-    """Return a model that runs on CPUs, its file, and its results that are rounded."""
-    model = load_model(path)
-    infer_shapes(model)
+def _runnable(file: LoadedFile, twin: Path) -> tuple[Path, dict[str, str]]:
+    """Return a file that runs on CPUs, and its results that are rounded."""
+    path, model = file
     index = GraphIndex(model)
     if not any(index.dtype(name) in HALF_TYPES for name in index.value):
-        return model, path, {}
+        return path, {}
     rounded = compute_in_float32(model)
     for value in unread_weights(model.graph):
         model.graph.initializers.pop(value.name or "")
-    return model, save_model(model, twin), rounded
+    return save_model(model, twin), rounded
 
 
 @dataclass(frozen=True)
@@ -255,7 +276,8 @@ def convert_to(
         convert_precision(model, precision)
         save_model(model, target, force=True)
         check_result(target, source.path)
-        found, overflow = measured_error(source.path, target, lambda _: samples())
+        given = LoadedFile.load(source.path)
+        found, overflow = measured_error(given, LoadedFile(target, model), lambda _: samples())
     except QdqtuneError as error:
         return _as_given(f"it can't be converted to {name}: {error.what}")
     worst = min(found.values(), default=None)
@@ -266,7 +288,7 @@ def convert_to(
     if least_db is not None and worst is not None and worst < least_db:
         return _as_given(f"in {name} it is not accurate enough: its outputs are {worst:.1f} dB")
     rounds, seconds = preset.rounds[Effort.CONFIRM], preset.seconds[Effort.CONFIRM]
-    (given, converted), (compared,) = compare_files(
+    (as_given, converted), (compared,) = compare_files(
         engine, [source.path, target], feeds, rounds=rounds, budget_s=seconds
     )
     if not converted.ok:
@@ -274,8 +296,8 @@ def convert_to(
         return _as_given(f"in {name} the engine does not run it: {converted.error}")
     if compared is not None and compared.verdict is Verdict.SLOWER and not may_be_slower:
         return _as_given(f"in {name} it is slower, {compared.ratio:.2f}x as fast")
-    if not given.ok:
-        _logger.info("the engine runs the model in %s only: %s", name, given.error)
+    if not as_given.ok:
+        _logger.info("the engine runs the model in %s only: %s", name, as_given.error)
     is_known = worst is not None and math.isfinite(worst)
     speedup = compared.ratio if compared is not None else None
     return FloatForm(target, name, worst if is_known else None, speedup)

@@ -23,7 +23,7 @@ from qdqtune.records._errors import ModelError
 from qdqtune.records._inputs import InputRequest
 from qdqtune.records._quantization import StripReport
 from qdqtune.workflows._arguments import AnyModel, as_file, in_form_of, output_file
-from qdqtune.workflows._convert import random_error
+from qdqtune.workflows._convert import LoadedFile, random_error
 
 # Restored activations may need it: Clip with inputs requires opset 11.
 _LEAST_OPSET = 11
@@ -58,7 +58,7 @@ def strip(
         with TemporaryFolder(target.parent) as room:
             staged = save_model(stripped, room / "stripped.onnx")
             check_result(staged, path)
-            sqnr_db, _ = random_error(staged, path, request)
+            sqnr_db, _ = random_error(LoadedFile.load(staged), LoadedFile.load(path), request)
         save_model(stripped, target, force=force)
         if save_placement is not None:
             text = reading.placement.to_json(fingerprint(stripped))
