@@ -82,10 +82,10 @@ def test_what_is_written_and_shown(finished: Finished) -> None:
         f"{found['units']} could be quantized: {found['pieces']} distinct subgraphs, "
         f"{record['subgraph_benchmarks']} benchmarks of them."
     ) in finished.out
-    rows = {tuple(line.split()[:4]) for line in finished.out.splitlines()}
+    rows = [" ".join(line.split()) for line in finished.out.splitlines()]
     for batch in record["batches"]:
-        counts = (str(batch["quantized"]), str(batch["dropped"]))
-        assert (batch["stage"], *counts, f"{batch['predicted']:.3f}x") in rows
+        row = f"{batch['stage']} {batch['quantized']} {batch['dropped']} {batch['predicted']:.3f}x "
+        assert any(each.startswith(row) for each in rows)
     placement = Placement.from_json((folder / "placement.json").read_text())
     assert read(load_model(folder / "optimized_final.onnx")).placement.edges == placement.edges
     onnx.checker.check_model(str(folder / "optimized_raw.onnx"))

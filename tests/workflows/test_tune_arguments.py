@@ -120,6 +120,6 @@ def test_what_is_refused_leaves_nothing_behind(
 
 def test_a_plan_leaves_out_what_filters_leave_float(model: Path) -> None:
     options: dict[str, Any] = {"engine": "simulated", "inputs": OPEN}
-    assert plan_tune(model, **options).groups == 1
+    assert plan_tune(model, **options).groups == 2  # static or dynamic
     filters = NameFilters(op_types_to_exclude=["MatMul"])
     assert plan_tune(model, **options, filters=filters).groups == 0

@@ -6,6 +6,7 @@ Q may stand for an activation.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -83,8 +84,7 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
     own = any(key.startswith("qdqtune.") for key in model.metadata_props)
     stripper = _Stripper(model, weights_from, foreign=not own)
     unfused = _fuse_sums(model.graph)
-    for op in find_dynamic_ops(model.graph):
-        stripper.make_static(op)
+    dynamic = [stripper.make_static(op) for op in find_dynamic_ops(model.graph)]
     for node in list(model.graph):
         if is_op(node, DEQUANTIZE):
             stripper.take_out(node)
@@ -92,7 +92,7 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
     stripper.clean_up()
     for key in [key for key in model.metadata_props if key.startswith("qdqtune.")]:
         del model.metadata_props[key]
-    return stripper.reading(unfused)
+    return stripper.reading(dynamic, unfused)
 
 
 def read(model: ir.Model) -> ReadResult:
@@ -124,10 +124,9 @@ class _Stripper:
         self._rounded: set[str] = set()
         self._names = FreeNames(value_names(model))
         self._pairs = 0
-        self._dynamic: list[ir.Node] = []
 
-    def make_static(self, op: DynamicOp) -> None:
-        """Put the float op back in the place of a dynamic one."""
+    def make_static(self, op: DynamicOp) -> ir.Node:
+        """Put the float op back in the place of a dynamic one, and return it."""
         encoding, steps = op.encoding, _constant_of(op.weight)
         assert steps is not None
         if op.is_transposed:
@@ -148,7 +147,7 @@ class _Stripper:
             op.nodes[-1].replace_input_with(1, None)
         self._removed += op.nodes
         self._encodings.append((weight, encoding))
-        self._dynamic.append(node)
+        return node
 
     @property
     def _graph(self) -> ir.Graph:
@@ -368,10 +367,10 @@ class _Stripper:
             elif value.is_initializer():
                 self._graph.initializers.pop(name, None)
 
-    def reading(self, unfused: frozenset[str]) -> ReadResult:
+    def reading(self, dynamic: Iterable[ir.Node], unfused: frozenset[str]) -> ReadResult:
         edges = frozenset(Edge(value.name or "", node, index) for value, node, index in self._edges)
-        dynamic = frozenset(node.name or "" for node in self._dynamic)
-        whole = Placement(edges, dynamic=dynamic, unfused=unfused)
+        names = frozenset(node.name or "" for node in dynamic)
+        whole = Placement(edges, dynamic=names, unfused=unfused)
         placement = canonical(GraphIndex(self._model), whole)
         encodings: dict[str, ReadEncoding] = {}
         for value, encoding in self._encodings:

@@ -9,7 +9,8 @@ import onnx_ir as ir
 from qdqtune.rules._placement_draft import Draft, rule
 
 # Seen with ONNX Runtime 1.31 on AVX-512 VNNI, one thread, from 1 to 512 rows by 32x32 to 768x3072:
-# over float 0.8 to 0.96 below this many multiplications, and at least 1.04 from there on.
+# over float at least 1.04 from this many multiplications on, and mostly 0.8 to 0.96 below; a single
+# row by 384x384, which is left float, gave 1.4.
 _LEAST_MULTIPLICATIONS = 2**18
 # The same for one row, if the number of rows is not known.
 _LEAST_WEIGHTS = 2**16

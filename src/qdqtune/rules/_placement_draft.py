@@ -63,6 +63,19 @@ class Constraints:
         return replace(self, never=self.never.union(others), why={**self.why, **others})
 
 
+@dataclass(frozen=True)
+class OtherForms:
+    """Ops that are to be neither static nor plain floats, and why.
+
+    Attributes:
+        dynamic: Those that are quantized at run time.
+        unfused: Sums that the engine is kept from fusing.
+    """
+
+    dynamic: dict[str, RuleDecision] = field(default_factory=dict)
+    unfused: dict[str, RuleDecision] = field(default_factory=dict)
+
+
 @dataclass
 class Draft:
     """What the rules have decided so far; the first word about an op stands.
@@ -88,12 +101,14 @@ class Draft:
         self.rule = ""
         self._chosen: dict[str, RuleDecision] = {}
         self._left: dict[str, RuleDecision] = {}
-        self._dynamic: dict[str, RuleDecision] = {}
-        self._unfused: dict[str, RuleDecision] = {}
+        self._other = OtherForms()
         self._served: dict[Edge, frozenset[str]] = {}
         self._written: set[str] = set()
         self._leading: set[str] | None = None  # what leads to integers; None if not known
-        self._fused = self.planner.dialect.fused_activations | _ALWAYS_FUSED
+
+    @property
+    def _fused(self) -> frozenset[str]:
+        return self.planner.dialect.fused_activations | _ALWAYS_FUSED
 
     @property
     def index(self) -> GraphIndex:
@@ -103,44 +118,44 @@ class Draft:
     @property
     def version(self) -> tuple[int, ...]:
         """Grows with every decision: rules are asked again until nothing changes."""
-        ops = (self._chosen, self._left, self._dynamic, self._unfused)
+        ops = (self._chosen, self._left, self._other.dynamic, self._other.unfused)
         return *map(len, ops), len(self.extra)
 
     def undecided(self, *op_types: str) -> list[ir.Node]:
         """Ops that can be quantized and that no rule has decided on yet, in the graph's order."""
         names = self.planner.units.keys() - self._chosen.keys() - self._left.keys()
-        names -= self._dynamic.keys()
+        names -= self._other.dynamic.keys()
         nodes = [node for node in self.index.nodes if node.name in names]
         return [node for node in nodes if is_op(node, *op_types)] if op_types else nodes
 
     def can_be_dynamic(self) -> list[ir.Node]:
         """Ops that can be quantized at run time, and that no rule has decided on yet."""
         names = {*self.planner.dynamic, *self.planner.dynamic_by_engine} - self._left.keys()
-        names -= self._chosen.keys() | self._dynamic.keys()
+        names -= self._chosen.keys() | self._other.dynamic.keys()
         return [node for node in self.index.nodes if node.name in names]
 
     def make_dynamic(self, node: ir.Node, reason: str) -> None:
         """Quantize the input of an op at run time, unless something else was decided."""
         name = node.name or ""
         if name not in self._left and name not in self._chosen:
-            self._dynamic.setdefault(name, RuleDecision(self.rule, reason))
+            self._other.dynamic.setdefault(name, RuleDecision(self.rule, reason))
 
     def keep_apart(self, node: ir.Node, reason: str) -> None:
         """Leave an op float that is kept from being fused, unless it is quantized."""
         if node.name not in self._chosen and node.name not in self.constraints.never:
-            self._unfused.setdefault(node.name or "", RuleDecision(self.rule, reason))
+            self._other.unfused.setdefault(node.name or "", RuleDecision(self.rule, reason))
 
     @property
     def has_dynamic(self) -> bool:
         """Whether an input is quantized at run time."""
-        return bool(self._dynamic)
+        return bool(self._other.dynamic)
 
     def choose(self, node: ir.Node, reason: str) -> None:
         """Quantize an op, unless it is to stay float."""
         name = node.name or ""
         if name in self._left or name in self._chosen or name not in self.planner.units:
             return
-        if name in self._dynamic:
+        if name in self._other.dynamic:
             return
         self._chosen[name] = RuleDecision(self.rule, reason)
         self._written |= self.planner.units[name].outputs
@@ -150,7 +165,7 @@ class Draft:
     def leave(self, node: ir.Node, reason: str, rule: str = "") -> None:
         """Leave an op float, unless it is quantized already; `rule` is the current one."""
         name = node.name or ""
-        if name not in self._chosen and name not in self._left and name not in self._dynamic:
+        if name not in self._chosen and name not in self._left and name not in self._other.dynamic:
             self._left[name] = RuleDecision(rule or self.rule, reason)
             if name in self.planner.units:
                 self._leading = None
@@ -225,13 +240,13 @@ class Draft:
     @property
     def quantized(self) -> frozenset[str]:
         """Names of the ops that are quantized, by calibration or at run time."""
-        return self.chosen.union(self._dynamic)
+        return self.chosen.union(self._other.dynamic)
 
     def only(self, names: Collection[str]) -> Placement:
         """What the decisions come to if only these ops are quantized, and what moves between."""
         passthrough = self.planner.passthrough.keys() & self._chosen.keys()
         follow = [name for name in passthrough if not is_op(self.index.node[name], "Concat")]
-        dynamic = self._dynamic.keys() & set(names)
+        dynamic = self._other.dynamic.keys() & set(names)
         return self._placed({*names, *follow} - dynamic, dynamic)
 
     @property
@@ -249,8 +264,8 @@ class Draft:
     def without(self, names: Collection[str]) -> Placement:
         """What they come to if these ops are left float after all."""
         kept = [name for name in self._chosen if name not in names]
-        dynamic = self._dynamic.keys() - set(names)
-        placement = self._placed(kept, dynamic, self._unfused if dynamic else ())
+        dynamic = self._other.dynamic.keys() - set(names)
+        placement = self._placed(kept, dynamic, self._other.unfused if dynamic else ())
         edges = [
             edge
             for edge, served in self._served.items()
@@ -262,17 +277,17 @@ class Draft:
         """What was decided for every op, in the graph's order, if this placement is the result."""
         quantized = self.planner.quantized(placement)
         dynamic = {*placement.dynamic}
-        dynamic |= self._dynamic.keys() & (self.planner.stored(placement) - quantized)
+        dynamic |= self._other.dynamic.keys() & (self.planner.stored(placement) - quantized)
         found = []
         for node in self.index.nodes:
             name = node.name or ""
             if name in dynamic:
-                why = self._dynamic[name]
+                why = self._other.dynamic[name]
                 found.append(Decision(name, node.op_type, True, why.rule, why.reason, dynamic=True))
                 continue
             is_whole = name in quantized and self._is_whole(name, placement)
             if not is_whole and name in placement.unfused:
-                why = self._unfused[name]
+                why = self._other.unfused[name]
                 found.append(Decision(name, node.op_type, False, why.rule, why.reason))
                 continue
             decision = self._chosen.get(name, _BETWEEN) if is_whole else self._why_float(name)

@@ -155,8 +155,11 @@ class _Planner:
         members = set(group.ops)
         taken = self._storage.takes[group.lead]
         total = 0.0
+        # Without kernels for it, a machine converts the operands of an integer product first.
+        is_converted = group.lead.op_type == INTEGER_PRODUCT and not self._profile.dynamic
         for tensor, op in group.reads.items():
             stored = self._low.available[tensor] if tensor in taken else None
+            stored = ir.DataType.FLOAT if is_converted else stored
             total += touched_bytes(self._wiring, op, tensor, stored)
         for op in group.ops:
             for tensor in op.outputs:
