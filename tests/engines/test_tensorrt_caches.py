@@ -194,6 +194,26 @@ class TestPlanCache:
             use(workers.worker(VERSION), path, options)
         assert workers.builds(VERSION, path) == 1
 
+    def test_those_of_a_run_are_shared_by_its_processes_only(
+        self, workers: StandInWorkers, tmp_path: Path
+    ) -> None:
+        path, plans = model(tmp_path, "of_a_run"), tmp_path / "plans"
+        for _ in range(2):
+            with workers.new_worker(VERSION, plans=plans) as worker:
+                use(worker, path, SessionOptions())
+        assert workers.builds(VERSION, path) == 1
+        (plan,) = plans.glob("*.plan")
+        content = plan.read_bytes()
+        # A stranger may replace its content, or add one that they have built.
+        planted = plan.with_name(f"{plan.name.partition('.')[0]}.{'0' * 32}.plan")
+        for file in (plan, planted):
+            for kept in plans.glob("*.plan"):
+                kept.unlink()
+            file.write_bytes(content if file == planted else content[:-1] + b"!")
+            with workers.new_worker(VERSION, plans=plans) as worker:
+                use(worker, path, SessionOptions())
+        assert workers.builds(VERSION, path) == 3
+
     def test_a_folder_is_shared_by_processes(self, workers: StandInWorkers, tmp_path: Path) -> None:
         path = model(tmp_path, "shared")
         options = options_of(plan_cache=tmp_path / "plans")

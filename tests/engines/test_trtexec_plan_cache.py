@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdqtune.engines.tensorrt._files import LAYERS, PlanCache, plan_key
+from qdqtune.engines.tensorrt._files import LAYERS, PlanCache, plan_key, plan_secret
 from qdqtune.records._errors import ModelError
 
 TEXT = '<ir_version: 9, opset_import: ["" : 17]> g (float[4] x) => (float[4] y) { y = Mul(x, w) }'
@@ -39,6 +39,13 @@ class TestKeys:
         shutil.copytree(model.parent, copy)
         (copy / "m.onnx").rename(copy / "other name.onnx")
         assert plan_key(copy / "other name.onnx", ["10.3"]) == plan_key(model, ["10.3"])
+
+    def test_do_not_depend_on_where_weights_are_stored(self, model: Path, tmp_path: Path) -> None:
+        inside = tmp_path / "inside.onnx"
+        proto = onnx.load(model)
+        proto.producer_name, proto.graph.name = "another tool", "another name"
+        onnx.save(proto, inside)
+        assert plan_key(inside, []) == plan_key(model, [])
 
     def test_depend_on_weights_but_not_on_what_is_beside_them(self, model: Path) -> None:
         data = model.with_name("w.bin")
@@ -74,6 +81,43 @@ class TestKeys:
         data.unlink()
         with pytest.raises(ModelError, match=r"w\.bin"):
             plan_key(model, [])
+
+
+class TestSecret:
+    def test_only_who_knows_it_finds_what_was_kept(self, tmp_path: Path) -> None:
+        ours, others = (PlanCache(tmp_path, secret=secret * 32) for secret in (b"a", b"b"))
+        kept = ours.keep("key", b"engine")
+        assert ours.find("key") == kept
+        assert others.find("key") is None
+        assert PlanCache(tmp_path).find("key") is None
+        kept.write_bytes(b"changed")
+        assert ours.find("key") is None
+
+    def test_is_made_once_and_readable_by_its_owner_only(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        found = set()
+        for _ in range(2):
+            plan_secret.cache_clear()
+            found.add(plan_secret())
+        assert len(found) == 1
+        file = tmp_path / "qdqtune" / "plans.key"
+        assert file.stat().st_mode & 0o077 == 0
+        assert file.read_bytes() in found
+        plan_secret.cache_clear()
+
+    def test_without_a_place_for_it_nothing_is_found(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+        found = set()
+        for _ in range(2):
+            plan_secret.cache_clear()
+            found.add(plan_secret())
+        assert len(found) == 2
+        plan_secret.cache_clear()
 
 
 class TestCache:

@@ -62,6 +62,8 @@ class EngineEntry:
             `timing_cache`.
         takes_shape_ranges: Whether it needs the smallest and largest input shapes, in its options
             `min_shapes`, `opt_shapes` and `max_shapes`.
+        keeps_builds: Whether opening a model means to build it, which takes long, and what was
+            built is kept: to open it again takes little.
         writes_layers: Whether it writes its layers to `SessionOptions.optimized_model_path`.
         needs_gpu: Whether it measures only on an NVIDIA GPU.
         lists_layers_anywhere: Whether it can list the layers of a model without that GPU.
@@ -95,6 +97,7 @@ class EngineEntry:
     takes_plugins: bool = False
     has_timing_cache: bool = False
     takes_shape_ranges: bool = False
+    keeps_builds: bool = False
     writes_layers: bool = False
     needs_gpu: bool = False
     lists_layers_anywhere: bool = False
@@ -136,6 +139,7 @@ _TENSORRT = EngineEntry(
     takes_plugins=True,
     has_timing_cache=True,
     takes_shape_ranges=True,
+    keeps_builds=True,
     writes_layers=True,
     needs_gpu=True,
     open_limit_s=3600.0,  # builds of large models can take many minutes

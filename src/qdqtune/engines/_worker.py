@@ -25,7 +25,14 @@ from qdqtune.engines._process import (
     read_samples,
     read_seconds,
 )
-from qdqtune.engines._worker_environment import LOGS, OPENING, SCRATCH, read_arrays, write_arrays
+from qdqtune.engines._worker_environment import (
+    LOGS,
+    OPENING,
+    PLANS,
+    SCRATCH,
+    read_arrays,
+    write_arrays,
+)
 from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._external_data import is_small
 from qdqtune.records._measurement import EngineInfo, LayerTime, Measurement
@@ -99,6 +106,8 @@ class Worker:
         environment: Variables set in the child in addition to the inherited ones.
         scratch: Parent of its folder for inputs and outputs; None for the system's temporary
             folder.
+        plans: Folder in which engines keep what they have built, for other workers; None to keep
+            it as long as this one.
         opening: Index of this process among those of one comparison, from 0 on. A simulated machine
             varies with it, as openings differ on real machines.
 
@@ -121,6 +130,7 @@ class Worker:
         log_path: Path | None = None,
         environment: Mapping[str, str] | None = None,
         scratch: Path | None = None,
+        plans: Path | None = None,
         opening: int = 0,
     ) -> None:
         is_path = ":" in engine
@@ -142,6 +152,7 @@ class Worker:
             "TMPDIR": str(self.scratch),  # files that an engine leaves there are removed as well
             LOGS: str(log_path.parent.absolute()) if log_path is not None else "",
             OPENING: str(opening),
+            PLANS: str(plans.absolute()) if plans is not None else "",
             **(environment or {}),
         }
         self._start = functools.partial(

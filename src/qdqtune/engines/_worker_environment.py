@@ -22,6 +22,7 @@ from qdqtune.records._errors import OutputError
 from qdqtune.records._untrusted_files import open_plain
 
 SCRATCH = "QDQTUNE_SCRATCH"
+PLANS = "QDQTUNE_PLANS"
 """Variable that names the worker's temporary folder."""
 LOGS = "QDQTUNE_LOGS"
 """Variable that names the folder for logs; unset if logs are not kept."""
@@ -41,6 +42,12 @@ _MESSAGE_LINES = 12
 def scratch_folder() -> Path:
     """Return the folder for an engine's temporary files; outside a worker, one of this process."""
     return Path(os.environ.get(SCRATCH) or _own_scratch().path)
+
+
+def plans_folder() -> Path | None:
+    """Return the folder in which built engines outlive the worker; None if there is none."""
+    folder = os.environ.get(PLANS)
+    return Path(folder) if folder else None
 
 
 @functools.cache

@@ -117,6 +117,34 @@ def model_digest(
     return hashlib.blake2b(serialized, digest_size=DIGEST_BYTES).hexdigest()
 
 
+def network_digest(model_file: Path) -> str:
+    """Return a digest of what an engine builds: where weights are stored does not matter to it.
+
+    Args:
+        model_file: The model.
+
+    Raises:
+        ModelError: If the model or its weights can't be read.
+    """
+    proto = parse_model(model_file)
+    for field in (
+        "producer_name", "producer_version", "domain", "model_version", "doc_string",
+        "metadata_props",
+    ):  # fmt: skip
+        proto.ClearField(field)
+    for field in ("name", "doc_string", "value_info", "metadata_props"):
+        proto.graph.ClearField(field)
+    for tensor in contents(proto).external:
+        tensor.raw_data = stored_digest(tensor, model_file)
+    for tensor in proto.graph.initializer:
+        if not tensor.external_data and tensor.raw_data:
+            tensor.raw_data = hashlib.blake2b(tensor.raw_data, digest_size=DIGEST_BYTES).digest()
+        for field in ("external_data", "data_location", "doc_string", "metadata_props"):
+            tensor.ClearField(field)
+    serialized = proto.SerializeToString(deterministic=True)
+    return hashlib.blake2b(serialized, digest_size=DIGEST_BYTES).hexdigest()
+
+
 def stored_digest(tensor: onnx.TensorProto, model_file: Path) -> bytes:
     """Return the digest of a tensor's bytes in an external file.
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from qdqtune.engines._hardware import find_gpus
 from qdqtune.engines._interface import InputSpec, SessionOptions
 from qdqtune.engines._signature import read_signature
-from qdqtune.engines._worker_environment import log_of, scratch_folder
+from qdqtune.engines._worker_environment import log_of
 from qdqtune.engines.tensorrt._builder import (
     BuildError,
     Library,
@@ -33,11 +33,11 @@ from qdqtune.engines.tensorrt._execution import (
 )
 from qdqtune.engines.tensorrt._files import (
     NO_CACHE,
-    PlanCache,
     TimingCacheFile,
     default_path,
     library_stamp,
     plan_key,
+    plans_of,
 )
 from qdqtune.engines.tensorrt._layer_info import parse_layer_info
 from qdqtune.engines.tensorrt._layer_naming import layer_times_of
@@ -193,7 +193,7 @@ class TensorRtSession:
         tensorrt, can_run = self._tensorrt, self._cuda is not None
         ranges = [f"{k}={v}" for k, v in sorted({**self._shapes, **self._values}.items())]
         key = plan_key(self._path, [*tensorrt.built_with(self._settings), *ranges])
-        plans = PlanCache(self._settings.plan_cache or scratch_folder() / "plans")
+        plans = plans_of(self._settings.plan_cache)
         kept = plans.find(key) if can_run else None
         try:
             with tensorrt.library.log.about(log_of(self._path, tensorrt.name)):

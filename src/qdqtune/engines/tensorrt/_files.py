@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
+import hmac
 import logging
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from qdqtune.engines._worker_environment import plans_folder, scratch_folder
 from qdqtune.graph._atomic_files import TemporaryFolder, open_to_append, replacing
-from qdqtune.graph._fingerprint import model_digest
+from qdqtune.graph._fingerprint import network_digest
 from qdqtune.records._errors import OutputError
 from qdqtune.records._untrusted_files import open_plain
 
@@ -23,6 +27,8 @@ PLAN, LAYERS = ".plan", ".layers.json"
 """File endings in the cache: the engine, and its layer information."""
 
 _MOST_BYTES = 4 << 30
+_MOST_BYTES_OF_A_RUN = 2 << 30
+_SECRET_BYTES = 32
 _MOST_LOG_BYTES = 4 << 20
 
 NO_CACHE = "none"
@@ -34,29 +40,57 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9.]+")
 class PlanCache:
     """A folder with built engines, which several processes may use at once.
 
+    To load an engine is to run code. With a secret, entries are named after a digest that only
+    those who know it can compute, and others are ignored: a folder may have come from a stranger.
+
     Args:
         folder: The folder; created when the first engine is stored.
         most_bytes: Limit for their total size; the least recently used ones are removed first.
+        secret: The secret; empty for a folder that is trusted.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        most_bytes: int = _MOST_BYTES,
+        secret: bytes = b"",
+    ) -> None:
         self.folder = Path(folder)
         self._most_bytes = most_bytes
+        self._secret = secret
 
-    def path_for(self, key: str, ending: str = PLAN) -> Path:
+    def path_for(self, key: str, ending: str = PLAN, content: bytes = b"") -> Path:
         """Return the path of an entry, whether it exists or not."""
-        return self.folder / f"{key}{ending}"
+        return self.folder / f"{key}{self._sign(key, content)}{ending}"
 
     def find(self, key: str, ending: str = PLAN) -> Path | None:
         """Return the path of an entry, or None. Others may remove it: `take` it if it must stay."""
-        path = self.path_for(key, ending)
-        try:
-            if path.stat().st_size == 0:
-                return None
-            os.utime(path)  # the most recently used is removed last
-        except OSError:
-            return None
-        return path
+        paths = [self.path_for(key, ending)]
+        if self._secret:
+            paths = [path for path in self.folder.glob(f"{key}.*") if path.name.endswith(ending)]
+        for path in paths:
+            try:
+                if path.stat().st_size == 0 or not self._is_genuine(key, path, ending):
+                    continue
+                os.utime(path)  # the most recently used is removed last
+            except OSError:
+                continue
+            return path
+        return None
+
+    def _is_genuine(self, key: str, path: Path, ending: str) -> bool:
+        if not self._secret:
+            return True
+        with open_plain(path) as file:
+            name = self.path_for(key, ending, file.read()).name
+        return hmac.compare_digest(name, path.name)
+
+    def _sign(self, key: str, content: bytes) -> str:
+        if not self._secret:
+            return ""
+        digest = hashlib.blake2b(key.encode() + b":", key=self._secret, digest_size=16)
+        digest.update(content)
+        return f".{digest.hexdigest()}"
 
     def take(self, key: str, target: Path, ending: str = PLAN) -> bool:
         """Link or copy an entry to a path where it can stay; False if it no longer exists."""
@@ -80,6 +114,9 @@ class PlanCache:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.path_for(key, ending)
+        if self._secret:
+            written = content if isinstance(content, bytes) else content.read_bytes()
+            path = self.path_for(key, ending, written)
         with TemporaryFolder(self.folder) as folder:
             new = folder / path.name
             if isinstance(content, bytes):
@@ -105,6 +142,38 @@ class PlanCache:
             size -= bytes_
 
 
+def plans_of(chosen: str) -> PlanCache:
+    """Return the cache of built engines: the user's folder, that of a run, or a temporary one.
+
+    Args:
+        chosen: The folder that the user names; empty for none.
+    """
+    if chosen:
+        return PlanCache(chosen)
+    if (kept := plans_folder()) is not None:
+        return PlanCache(kept, _MOST_BYTES_OF_A_RUN, plan_secret())
+    return PlanCache(scratch_folder() / "plans")
+
+
+@functools.cache
+def plan_secret() -> bytes:
+    """Return the user's secret for engines in folders that others may have written to.
+
+    Without a place to keep one, it is a new one, and nobody else's engines are loaded.
+    """
+    path = _user_cache() / "plans.key"
+    new = secrets.token_bytes(_SECRET_BYTES)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFolder(path.parent) as folder:
+            (folder / path.name).touch(mode=0o600)
+            (folder / path.name).write_bytes(new)
+            with contextlib.suppress(FileExistsError):
+                os.link(folder / path.name, path)
+    found = _read(path)
+    return found if len(found) == _SECRET_BYTES else new
+
+
 def plan_key(model: str | os.PathLike[str], parts: Iterable[str]) -> str:
     """Return a key for the result of a build: the same for equal models, wherever they are stored.
 
@@ -116,7 +185,7 @@ def plan_key(model: str | os.PathLike[str], parts: Iterable[str]) -> str:
         ModelError: If the model or its weights can't be read.
     """
     digest = hashlib.sha256()
-    for part in (*parts, model_digest(Path(model))):
+    for part in (*parts, network_digest(Path(model))):
         encoded = part.encode()
         digest.update(len(encoded).to_bytes(8, "little") + encoded)
     return digest.hexdigest()[:40]
@@ -140,8 +209,12 @@ def library_stamp(path: str) -> str:
 
 def default_path(engine: str, version: str, device: str) -> Path:
     """Return the user's default file for one GPU and version, since timings apply to no other."""
+    return _user_cache() / "timing" / f"{_key(engine, version, device)}.cache"
+
+
+def _user_cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base, "qdqtune", "timing", f"{_key(engine, version, device)}.cache")
+    return Path(base, "qdqtune")
 
 
 class TimingCacheFile:

@@ -199,7 +199,7 @@ class Settings:
         shapes: The shapes of inputs with open dims.
         plugins: Libraries with custom ops.
         timing_cache: File with kernel timings; empty for none.
-        plan_cache: Folder that keeps built engines; empty for one that is removed with the worker.
+        plan_cache: Folder that keeps built engines; empty for that of the run, if there is one.
         cuda_graph: Whether timed runs are launched as a CUDA graph; None is the default.
         device: Number of the GPU.
         tactic_sources: Libraries that kernels may come from; empty for TensorRT's default.

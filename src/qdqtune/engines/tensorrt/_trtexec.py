@@ -28,6 +28,7 @@ from qdqtune.engines.tensorrt._files import (
     default_path,
     library_stamp,
     plan_key,
+    plans_of,
 )
 from qdqtune.engines.tensorrt._layer_info import Layer, parse_layer_info, parse_profile
 from qdqtune.engines.tensorrt._layer_naming import layer_times_of
@@ -481,7 +482,7 @@ class TrtexecEngine:
         signature = _signature(path)
         room = TemporaryFolder(self._session_place())
         log = worker_environment.log_of(path, PROGRAM)
-        cache = PlanCache(settings.plan_cache or self._scratch / "plans")
+        cache = plans_of(settings.plan_cache)
         model = ModelFile(path, signature, program, usage, device, cache, room, log)
         try:
             return TrtexecSession(model, options.optimized_model_path)

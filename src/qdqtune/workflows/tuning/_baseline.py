@@ -109,7 +109,8 @@ class Baseline:
 
     Attributes:
         base: The float model, from which candidates are written.
-        file: The float model as a candidate.
+        file: The float model that candidates are compared with. Engines that build for long have
+            built the original model already, and fold constants in it by themselves.
         latency_ms: Latency of the original model.
         build_s: Seconds that the engine took to build it.
         noise: The noise on this machine.
@@ -147,12 +148,16 @@ def measure_baseline(run: TuningRun) -> Baseline:
         engine, given, run.feeds, is_quantized=source.reading is not None,
         converted_from=source.converted_from, most_s=run.budget.left_s(),
     )  # fmt: skip
-    found = Baseline(base, plain, first_ms, build_s)
+    keeps_builds = registry.entry(request.engine).keeps_builds
+    if keeps_builds:  # an earlier run may have paid for it
+        build_s = run.journal.keep_build_s(build_s)
+    is_enough = keeps_builds and source.reading is None
+    found = Baseline(base, given if is_enough else plain, first_ms, build_s)
     _saw_baseline(run, found)
     if why := _why_too_short(run, run.budget.trial_s(1, Effort.SCREEN)):
         return replace(found, stopped=BY_BUDGET, reason=why)
     # Another float type has another latency; that of the original model counts.
-    timed = given if source.converted_from else plain
+    timed = given if source.converted_from else found.file
     noise, latency_ms, again_s = noise_when_quiet(
         lambda: check_noise(engine, timed, run.feeds, request.preset),
         request.config.budget_s,
@@ -161,7 +166,7 @@ def measure_baseline(run: TuningRun) -> Baseline:
     build_s = max(build_s, again_s)  # one of them may have come from a cache
     found = replace(found, noise=noise, latency_ms=latency_ms, build_s=build_s)
     engine.timeout_s = build_limit_s(engine, build_s)
-    _saw_baseline(run, found)
+    _saw_baseline(run, found, again_s if keeps_builds else None)
     run.logs.write_baseline(latency_ms)
     if run.earlier is None and noise.hides_everything:
         unseen = f"differences below {100 * noise.detectable:.0f} % can't be seen"
@@ -172,9 +177,9 @@ def measure_baseline(run: TuningRun) -> Baseline:
     return found
 
 
-def _saw_baseline(run: TuningRun, found: Baseline) -> None:
+def _saw_baseline(run: TuningRun, found: Baseline, again_s: float | None = None) -> None:
     is_real = registry.entry(run.engine.engine).measures
-    run.budget.saw_baseline(found.build_s, found.latency_ms if is_real else 0.0)
+    run.budget.saw_baseline(found.build_s, found.latency_ms if is_real else 0.0, again_s)
 
 
 def _why_too_short(run: TuningRun, also_s: float) -> str:

@@ -287,7 +287,7 @@ class Finalizer:
             worker = Worker(
                 engine.engine, engine.options, timeout_s=engine.timeout_s,
                 log_path=folder / names.LOGS / names.ENGINE_LOG, scratch=folder.scratch,
-                opening=opening,
+                plans=folder / names.PLANS, opening=opening,
             )  # fmt: skip
             reporter.workers.append(worker)
             return worker

@@ -54,9 +54,12 @@ LAYER_FILE = "{}.{}.graph.json"
 BUILD_LOG = "{}.{}.build.log"
 _CONVERTED = "converted"
 LOGS = "logs"
+PLANS = "plans"
 ENGINE_LOG = "engine.log"
 ASIDE = "earlier"
 
+# Endings of the files that engines keep in the folder for built models.
+_BUILT = (".plan", ".layers.json")
 _STAGING = ".staged"
 _SCRATCH = ".scratch"
 _PARTIAL_RUN, _PARTIAL_RESULT = ".partial-run", ".partial-result"
@@ -69,7 +72,8 @@ _OURS = (
 _NAMES = tuple(name for ours in _OURS for name in (f"{ours}.data", ours))
 _LAYERS = (LAYER_FILE.format("*", "*"), BUILD_LOG.format("*", "*"))
 _FOLDERS = (
-    LOGS, CANDIDATES, SUBGRAPHS, ASIDE, f"{ASIDE}/{_PARTIAL_RUN}", f"{ASIDE}/{_PARTIAL_RESULT}"
+    LOGS, CANDIDATES, SUBGRAPHS, PLANS, ASIDE, f"{ASIDE}/{_PARTIAL_RUN}",
+    f"{ASIDE}/{_PARTIAL_RESULT}",
 )  # fmt: skip
 # Files that are appended to, and can't be replaced without losing their content.
 _ADDED_TO = (
@@ -378,9 +382,17 @@ class RunFolder:
         with writing(self.path / JOURNAL):
             remove(self.path / CANDIDATES)
             remove_subgraphs(self.path / SUBGRAPHS)
+            self._remove_plans()
             for file in (self.path / name for name in (*self._layer_files(), *_NAMES)):
                 if real_path(file) not in self._read:
                     remove(file)
+
+    def _remove_plans(self) -> None:
+        """Remove what engines have built, but nothing else that may be in that folder."""
+        for file in self.path.glob(f"{PLANS}/*.*.*"):
+            if file.name.endswith(_BUILT):
+                remove(file)
+        _remove_if_empty([self.path / PLANS])
 
     def _set_aside(self) -> None:
         """Move an earlier run completely into its own folder."""
@@ -418,7 +430,7 @@ class RunFolder:
     def _remove_leftovers(self) -> None:
         """Remove files that a killed run had not finished writing."""
         ours = [file for name in (*_OURS, *_LAYERS) for file in self.path.glob(f".{name}.*.tmp")]
-        folders = [self.path / name for name in (CANDIDATES, SUBGRAPHS, LOGS)]
+        folders = [self.path / name for name in (CANDIDATES, SUBGRAPHS, LOGS, PLANS)]
         parts = [
             file for name in (".*.tmp", ".*.onnx") for each in folders for file in each.glob(name)
         ]

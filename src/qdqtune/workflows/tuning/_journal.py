@@ -65,6 +65,8 @@ class Measurements:
         accuracy: Accuracy of placements; None if it could not be measured.
         samples: Number of samples that ranges were calibrated on, if time was short; None if all
             were used.
+        build_s: Seconds that the first build of the model took, where builds are kept; None if it
+            is not known yet.
         names: Ids of candidates by their keys.
         earlier_benchmarks: Candidates that earlier runs timed.
         earlier_s: Duration of earlier runs in seconds, as far as it was recorded.
@@ -74,6 +76,7 @@ class Measurements:
         self.shares: dict[str, float] | None = None
         self.accuracy: dict[AccuracyKey, float | None] = {}
         self.samples: int | None = None
+        self.build_s: float | None = None
         self.names: dict[str, str] = {}
         self.earlier_benchmarks = 0
         self.earlier_s = 0.0
@@ -119,6 +122,8 @@ class Measurements:
             self.shares = body["shares"]
         elif kind == "calibration":
             self.samples = body["samples"]
+        elif kind == "build":
+            self.build_s = body["seconds"]
         elif kind == "accuracy":
             key = AccuracyKey(body["measure"], body["placement"], body["conditions"])
             self.accuracy[key] = None if body["value"] is None else float(body["value"])
@@ -312,6 +317,12 @@ class Journal(Measurements):
     def keep_samples(self, samples: int) -> None:
         """Record that ranges come from the first samples only: all would give other scales."""
         self._record({"kind": "calibration", "samples": samples})
+
+    def keep_build_s(self, build_s: float) -> float:
+        """Record the seconds of the first build of the model; returns the recorded ones."""
+        if self.build_s is None:
+            self._record({"kind": "build", "seconds": build_s})
+        return self.build_s or 0.0
 
     def keep_accuracy(self, key: AccuracyKey, value: float | None) -> None:
         """Record the accuracy of a placement, since measuring it requires runs of the model."""

@@ -126,6 +126,7 @@ _FIELDS: dict[str, dict[str, _Check]] = {
     "end": {"session": _is_count, "seconds": _is_seconds},
     "shares": {"shares": _dict_of(_is_between(0, LARGEST))},
     "calibration": {"samples": _is_between(1, _LARGEST_COUNT, int)},
+    "build": {"seconds": _is_seconds},
     "accuracy": {
         "measure": _is_text,
         "placement": _is_text,
@@ -309,7 +310,7 @@ def _decode(text: bytes) -> dict[str, Any] | None:
     return body if is_whole and (schema > SCHEMA or _makes_sense(body)) else None
 
 
-NOTHING_MEASURED = frozenset({"run", "session", "end"})
+NOTHING_MEASURED = frozenset({"build", "run", "session", "end"})
 """Kinds of lines that contain no measurements."""
 
 # Engine fields that earlier versions did not record: they follow from the others, such as the float

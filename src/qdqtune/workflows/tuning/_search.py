@@ -46,6 +46,7 @@ class CandidateEvaluator:
 
     Attributes:
         run: The run, with its target and its journal.
+        plain: The float model.
         calibration: Writes candidates.
         problem: The search space, and whether layer times of candidates are needed.
         benchmarks: Candidates built and timed.
@@ -55,6 +56,7 @@ class CandidateEvaluator:
     """
 
     run: TuningRun
+    plain: Path
     calibration: Calibration
     problem: SearchProblem
     benchmarks: int = field(default=0, init=False)
@@ -147,7 +149,7 @@ class CandidateEvaluator:
             name, base = self.journal.name_of(key), inserter.base
             file = inserter.write(placement, name) if placement else base.write(base.whole(), name)
             self.journal.keep_file(key, model_digest(file, base.store.digest_of))
-            self._files[key] = file
+            self._files[key] = file if placement else self.plain
         return self._files[key]
 
     def take_snapshot(self, best: Candidate, baseline_ms: float) -> None:

@@ -44,7 +44,14 @@ from qdqtune.workflows._source_model import (
     dynamic_ops_in,
     open_source,
 )
-from qdqtune.workflows.tuning._folder import BASELINE, ENGINE_LOG, JOURNAL, LOGS, RunFolder
+from qdqtune.workflows.tuning._folder import (
+    BASELINE,
+    ENGINE_LOG,
+    JOURNAL,
+    LOGS,
+    PLANS,
+    RunFolder,
+)
 from qdqtune.workflows.tuning._journal_format import (
     as_said_before,
     check_state,
@@ -104,7 +111,9 @@ def open_engines(
     log = logs / ENGINE_LOG
     with (
         reference_worker(log_path=logs / "runs.log", scratch=scratch) as runner,
-        Worker(request.engine, request.options, log_path=log, scratch=scratch) as engine,
+        Worker(
+            request.engine, request.options, log_path=log, scratch=scratch, plans=folder / PLANS
+        ) as engine,
     ):
         reporter.workers += [runner, engine]
         yield engine, runner

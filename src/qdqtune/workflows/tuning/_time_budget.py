@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from qdqtune.config import Callback
 from qdqtune.engines._comparison import MOST_OPENINGS
@@ -231,6 +231,13 @@ class ProgressReporter:
         )
 
 
+class _OpeningTimes(NamedTuple):
+    """Seconds to open a model for the first time, and again."""
+
+    first: float = 0.0
+    again: float = 0.0
+
+
 class TimeBudget:
     """Predicts how long the steps of a run take.
 
@@ -258,13 +265,20 @@ class TimeBudget:
         self.repair_s = 0.0
         self._preset = preset
         self._budget_s = budget_s
-        self._build_s = 0.0
+        self._opening_s = _OpeningTimes()
         self._latency_s = 0.0
         self._slower = 1.0
 
-    def saw_baseline(self, build_s: float, latency_ms: float) -> None:
-        """Record the build time and latency of the float model; 0 if it isn't really run."""
-        self._build_s = max(self._build_s, build_s)
+    def saw_baseline(self, build_s: float, latency_ms: float, again_s: float | None = None) -> None:
+        """Record what the float model takes.
+
+        Args:
+            build_s: Seconds to build it.
+            latency_ms: Its latency; 0 if it isn't really run.
+            again_s: Seconds to open it when it was built before; None if it is built again then.
+        """
+        build_s = max(self._opening_s.first, build_s)
+        self._opening_s = _OpeningTimes(build_s, build_s if again_s is None else again_s)
         self._latency_s = latency_ms / 1000.0
 
     def saw_accuracy(self, measure: str, seconds: float) -> None:
@@ -342,7 +356,7 @@ class TimeBudget:
         """Expected seconds for comparing the outputs of a candidate with the float model's."""
         if SQNR in self.accuracy_s:
             return self.accuracy_s[SQNR]
-        return 2 * (self._build_s + self.evaluated * self._latency_s)  # includes the float model
+        return 2 * (self._opening_s.again + self.evaluated * self._latency_s)  # and the float model
 
     def foresee_repair(self, parts: int) -> None:
         """Reserve time for an accuracy repair.
@@ -385,13 +399,14 @@ class TimeBudget:
         return (MOST_OPENINGS - 1) * (self._last_builds_s(files) + _PILOT_RUNS * self._latency_s)
 
     def _last_builds_s(self, files: int) -> float:
-        return self.start_s + (1 + files) * self._build_s
+        return self.start_s + (1 + files) * self._opening_s.again
 
     def _comparison_s(self, candidates: int, effort: Effort) -> float:
         models = 1 + candidates
         rounds_s = self._preset.rounds[effort] * models * self._block_s
         timing_s = min(candidates * self._preset.seconds[effort], rounds_s)
-        return models * self._build_s + max(timing_s, self._shortest_s(candidates))
+        builds_s = self._opening_s.again + candidates * self._opening_s.first
+        return builds_s + max(timing_s, self._shortest_s(candidates))
 
     def _shortest_s(self, candidates: int) -> float:
         """Return the seconds for the fewest rounds that allow a conclusion."""

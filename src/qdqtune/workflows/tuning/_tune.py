@@ -129,7 +129,7 @@ def _tuned(run: TuningRun, baseline: Baseline) -> RunResult:
         problem = subgraph_problem(run, baseline, calibration)
     else:
         problem = region_problem(run, baseline, calibration)
-    evaluator = CandidateEvaluator(run, calibration, problem)
+    evaluator = CandidateEvaluator(run, baseline.file, calibration, problem)
     with contextlib.closing(Evaluation(run, baseline.base)) as evaluation:
         accuracy = {
             way: ChoiceAccuracy(evaluation, problem.space, inserter)
