@@ -251,11 +251,10 @@ class AccuracyEvaluator:
                 runner, lambda: itertools.islice(samples(), approximate_samples), options
             )
         if kernels is not None and kernels.worker is not runner:
-            entry = registry.entry(kernels.engine)
+            twins = not registry.entry(kernels.engine).runs_bfloat16
             self._exact = bench(
-                kernels.worker, samples, kernels.options, not entry.runs_bfloat16,
-                kernels.exact_options, entry.keeps_builds,
-            )  # fmt: skip
+                kernels.worker, samples, kernels.options, twins, kernels.exact_options
+            )
         self._is_checked = False
         self._hung: WorkerFailure | None = None
 
@@ -382,8 +381,6 @@ class _Bench:
         options: Options for opening models.
         twins: Whether models in bfloat16 run as their float32 twins.
         exact_options: Options for opening the float model, if different.
-        saves_builds: Whether to run the original file instead of the float model made from it,
-            since that was built before.
     """
 
     source: Source
@@ -394,7 +391,6 @@ class _Bench:
     options: SessionOptions | None
     twins: bool = True
     exact_options: SessionOptions | None = None
-    saves_builds: bool = False
 
     def against_float(self, candidate: Path, options: SessionOptions | None = None) -> Quality:
         """Compare a candidate's outputs, and the scores behind them, with the float model's.
@@ -456,8 +452,9 @@ class _Bench:
                 reference.close()
 
     def _float_model(self) -> Path:
-        if self.saves_builds and self.reference is None and self.source.reading is None:
-            return self.source.path
+        is_built = registry.entry(self.worker.engine).keeps_builds
+        if is_built and self.reference is None and self.source.reading is None:
+            return self.source.path  # it has the same outputs
         return self.base.write(self.base.whole(), "reference")
 
     def _run(self, model: Path, options: SessionOptions | None) -> Reference:
