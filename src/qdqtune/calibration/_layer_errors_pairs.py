@@ -25,7 +25,8 @@ from qdqtune.graph._opset import raise_opset
 from qdqtune.graph._precision import convert_precision
 from qdqtune.graph._shapes import infer_shapes
 from qdqtune.graph._validity import inline_functions
-from qdqtune.qdq._dynamic import DynamicOp, find_dynamic_ops
+from qdqtune.qdq._dynamic import find_dynamic_ops
+from qdqtune.qdq._dynamic_form import DynamicOp
 from qdqtune.records._precision import Precision
 
 # Ops that optimizers fold into the weights and bias of a preceding op.
@@ -254,5 +255,6 @@ def _encoding_words(node: ir.Node, index: GraphIndex) -> str:
 
 def _dynamic_words(op: DynamicOp) -> str:
     """Return the type of a dynamic op's weight, and the granularity of its scale."""
-    word = (op.encoding.dtype or ir.DataType.INT8).name.lower()
-    return f"{word} per channel" if op.encoding.scale.size > 1 else word
+    encoding = op.weight.encoding
+    word = (encoding.dtype or ir.DataType.INT8).name.lower()
+    return f"{word} per channel" if encoding.scale.size > 1 else word

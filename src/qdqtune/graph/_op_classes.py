@@ -42,6 +42,9 @@ DEQUANTIZE = "DequantizeLinear"
 DYNAMIC_QUANTIZE = "DynamicQuantizeLinear"
 QDQ_OPS = frozenset({QUANTIZE, DEQUANTIZE, DYNAMIC_QUANTIZE})
 
+#: The domain of ONNX Runtime's own ops.
+MICROSOFT = "com.microsoft"
+
 #: Types of the attributes that hold control-flow bodies.
 BODY_TYPES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
@@ -66,7 +69,7 @@ def weight_axis(node: ir.Node) -> int:
     """
     if node.op_type == "Conv":
         return 0
-    if node.op_type == "ConvTranspose":
+    if node.op_type in ("ConvTranspose", "LSTM"):
         return 1
     if node.op_type == "Gemm":
         return 0 if node.attributes.get_int("transB", 0) else 1

@@ -132,10 +132,12 @@ class Encoder:
             found.setdefault(key, Pair(edge.tensor, role, encoding)).edges.append(edge)
         return list(found.values())
 
-    def dynamic_weight(self, name: str) -> Encoding:
-        """The encoding of a dynamic op's weight."""
-        operands = self._operands_of(name)
-        return self._own_weight(operands.weight.tensor, operands.axis)
+    def dynamic_weight(self, name: str, position: int) -> Encoding:
+        """The encoding of a dynamic op's weight, which it reads at this position."""
+        node = self.index.node[name]
+        tensor = self.index.reads(node)[position]
+        axes = 2 if node.op_type == "LSTM" else 1  # a direction, and a row of it
+        return self._own_weight(tensor, self._axis(node, tensor), axes)
 
     def _check(self, edge: Edge) -> None:
         index = self.index
@@ -236,14 +238,14 @@ class Encoder:
             self._constants[key] = fit_bias(encoding, self._values(bias.tensor), data, precision)
         return self._constants[key]
 
-    def _own_weight(self, name: str, axis: int | None) -> Encoding:
+    def _own_weight(self, name: str, axis: int | None, axes: int = 1) -> Encoding:
         """The encoding of a weight by itself, whatever bias is added to its products."""
-        key = ("weight", name, axis)
+        key = ("weight", name, axis, axes)
         if key not in self._constants:
             values, layout = self._values(name), self.format.weight
-            kept = given_weight(self.given.get(name), values, axis, layout)
+            kept = given_weight(self.given.get(name), values, axis, layout, axes)
             self._constants[key] = kept or encode_weight(
-                values, layout, axis, self._precision(name)
+                values, layout, axis, self._precision(name), axes
             )
         return self._constants[key]
 
@@ -254,11 +256,11 @@ class Encoder:
                 Edge(each, name, i) for i, each in enumerate(self.index.reads(node))
             )
             bias = next(iter(bias_edges(self.index, node, self._rules[name])), None)
-            self._operands[name] = _Operands(data, weight, self._axis(node, weight), bias)
+            self._operands[name] = _Operands(data, weight, self._axis(node, weight.tensor), bias)
         return self._operands[name]
 
-    def _axis(self, node: ir.Node, weight: Edge) -> int | None:
-        rank = len(self.index.shape(weight.tensor) or ())
+    def _axis(self, node: ir.Node, weight: str) -> int | None:
+        rank = len(self.index.shape(weight) or ())
         axis = weight_axis(node)
         if not self.dialect.per_channel or rank < 2:
             return None
