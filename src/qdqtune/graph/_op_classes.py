@@ -67,9 +67,9 @@ def weight_axis(node: ir.Node) -> int:
 
     For a MatMul it is the last axis, counted from the end since the weight may be batched.
     """
-    if node.op_type == "Conv":
+    if node.op_type in ("Conv", "LSTM"):  # each direction of an LSTM
         return 0
-    if node.op_type in ("ConvTranspose", "LSTM"):
+    if node.op_type == "ConvTranspose":
         return 1
     if node.op_type == "Gemm":
         return 0 if node.attributes.get_int("transB", 0) else 1

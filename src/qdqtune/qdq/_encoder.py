@@ -136,8 +136,7 @@ class Encoder:
         """The encoding of a dynamic op's weight, which it reads at this position."""
         node = self.index.node[name]
         tensor = self.index.reads(node)[position]
-        axes = 2 if node.op_type == "LSTM" else 1  # a direction, and a row of it
-        return self._own_weight(tensor, self._axis(node, tensor), axes)
+        return self._own_weight(tensor, self._axis(node, tensor))
 
     def _check(self, edge: Edge) -> None:
         index = self.index
@@ -238,14 +237,14 @@ class Encoder:
             self._constants[key] = fit_bias(encoding, self._values(bias.tensor), data, precision)
         return self._constants[key]
 
-    def _own_weight(self, name: str, axis: int | None, axes: int = 1) -> Encoding:
+    def _own_weight(self, name: str, axis: int | None) -> Encoding:
         """The encoding of a weight by itself, whatever bias is added to its products."""
-        key = ("weight", name, axis, axes)
+        key = ("weight", name, axis)
         if key not in self._constants:
             values, layout = self._values(name), self.format.weight
-            kept = given_weight(self.given.get(name), values, axis, layout, axes)
+            kept = given_weight(self.given.get(name), values, axis, layout)
             self._constants[key] = kept or encode_weight(
-                values, layout, axis, self._precision(name), axes
+                values, layout, axis, self._precision(name)
             )
         return self._constants[key]
 

@@ -51,15 +51,13 @@ class TensorFormat:
 class Encoding:
     """The scale and zero point of one tensor; vectors along `axis` if per channel.
 
-    The weights of an LSTM have channels along two axes, and matrices of scales.
-
     Attributes:
         dtype: Element type of the quantized tensor.
-        scale: Real size of one step, float32, a scalar, a vector or a matrix.
+        scale: Real size of one step, float32, a scalar or a vector.
         zero_point: The quantized value of real zero, same shape as `scale`.
         low: Smallest quantized value in use.
         high: Largest quantized value in use.
-        axis: The channel axis, the last one of several, or None for one scale per tensor.
+        axis: The channel axis, or None for one scale per tensor.
     """
 
     dtype: ir.DataType
@@ -112,7 +110,6 @@ def encode_weight(
     layout: TensorFormat,
     axis: int | None,
     precision: ir.DataType = ir.DataType.FLOAT,
-    axes: int = 1,
 ) -> Encoding:
     """Scales for a constant tensor, one per channel along `axis`, or one in all for None.
 
@@ -121,10 +118,8 @@ def encode_weight(
         layout: A symmetric format.
         axis: The channel axis.
         precision: The float type in which the scale will be written.
-        axes: How many axes up to this one have channels.
     """
-    channels = () if axis is None else tuple(range(axis - axes + 1, axis + 1))
-    scale = _peaks(weight, channels).astype(np.float64) / (layout.high - layout.center)
+    scale = _peaks(weight, axis).astype(np.float64) / (layout.high - layout.center)
     return _encoding(scale, layout.center, layout, axis, precision)
 
 
@@ -187,14 +182,14 @@ def dequantize(values: Array, scale: Array, zero_point: Array | None, axis: int)
     return np.asarray((real * wide).astype(scale.dtype))
 
 
-def _peaks(values: Array, channels: tuple[int, ...]) -> Array:
-    """The largest magnitude of each channel along these axes."""
-    others = tuple(axis for axis in range(values.ndim) if axis not in channels)
-    peaks = np.zeros([values.shape[axis] for axis in channels], np.float32)
+def _peaks(values: Array, axis: int | None) -> Array:
+    """The largest magnitude, or that of each channel along `axis`."""
+    others = None if axis is None else tuple(i for i in range(values.ndim) if i != axis)
+    peaks = np.zeros(() if axis is None else values.shape[axis], np.float32)
     for slab in slabs(values):
         found = np.abs(values[slab].astype(np.float32)).max(axis=others, initial=0.0)
-        part = tuple(slab[axis] if axis < len(slab) else slice(None) for axis in channels)
-        peaks[part] = np.maximum(peaks[part], found)
+        channels = slab[axis] if axis is not None and axis < len(slab) else ...
+        peaks[channels] = np.maximum(peaks[channels], found)
     return peaks
 
 
@@ -281,11 +276,7 @@ def given_activation(
 
 
 def given_weight(
-    given: ReadEncoding | None,
-    weight: Array,
-    axis: int | None,
-    layout: TensorFormat,
-    axes: int = 1,
+    given: ReadEncoding | None, weight: Array, axis: int | None, layout: TensorFormat
 ) -> Encoding | None:
     """The encoding of a weight in a format; None if the file's scales don't fit the format.
 
@@ -297,16 +288,15 @@ def given_weight(
         weight: The values.
         axis: The axis along which the dialect takes scales; None for one scale.
         layout: The format to write.
-        axes: How many axes up to this one have channels.
     """
     if given is None or given.dtype not in _CENTER or not _is_sound(given):
         return None
     vector = given.scale.size > 1
-    if vector and (given.axis % weight.ndim != axis or given.scale.ndim != axes):
+    if given.scale.ndim > 1 or (vector and given.axis % weight.ndim != axis):
         return None
     if layout.dtype not in _CENTER or (_zero_points(given) != _CENTER[given.dtype]).any():
         return None
-    scale = (given.scale if vector else given.scale.reshape(())).astype(np.float32)
+    scale = given.scale.reshape(-1 if vector else ()).astype(np.float32)
     steps = layout.high - layout.center
     low = layout.low
     if steps == _WHOLE:
@@ -319,8 +309,9 @@ def given_weight(
 
 def _most_steps(weight: Array, scale: Array, axis: int | None) -> float:
     """How far from zero the weight's quantized values go."""
-    steps = weight.astype(np.float32) / _along_axis(scale, weight.ndim, axis)
-    return float(np.abs(steps).max(initial=0.0))
+    if scale.ndim:
+        weight = np.moveaxis(weight, axis or 0, -1)
+    return float(np.abs(weight.astype(np.float32) / scale).max(initial=0.0))
 
 
 def _moved(zero_point: int, dtype: ir.DataType | None, layout: TensorFormat) -> int | None:
