@@ -86,3 +86,14 @@ def test_where_the_engine_does_it_weights_are_enough() -> None:
     assert {(edge.node, edge.position) for edge in draft.placement().edges} == {("h", 1), ("y", 1)}
     found = decisions(draft)["h"]
     assert (found.quantized, found.dynamic) == (True, True)
+
+
+@pytest.mark.parametrize(("hidden", "is_dynamic"), [(32, False), (64, True)])
+def test_lstms_with_large_weights_are_dynamic(hidden: int, is_dynamic: bool) -> None:
+    text = (
+        f"(float[16,1,{hidden}] x) => (float[16,1,1,{hidden}] y)"
+        f" {{ y = LSTM<hidden_size={hidden}>(x, w, r) }}"
+    )
+    weights = {name: normal(1, 4 * hidden, hidden) for name in "wr"}
+    draft = draft_of_text(text, "onnxruntime", constraints=DYNAMIC, **weights)
+    assert decision(draft, "y") == (is_dynamic, "dynamic")

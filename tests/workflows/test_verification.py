@@ -373,7 +373,7 @@ def test_a_placement_with_other_ops_differs_from_its_file(tmp_path: Path) -> Non
     insert(tmp_path / "float.onnx", tmp_path / FINAL, placement=path, dialect="onnxruntime")
     check, edges = check_placement(tmp_path / FINAL, None)
     assert (check.outcome, edges and (edges.dynamic, edges.unfused)) == (Outcome.CONFIRMED, (1, 1))
-    assert "1 dynamic ops and 1 unfused ops are exactly" in check.text
+    assert "its 1 dynamic op and 1 unfused op are exactly as in" in check.text
     for field, other in (("dynamic", "encoder.0.ffn.fc2.matmul"), ("unfused", "embeddings.add")):
         path.write_text(json.dumps({**json.loads(placement.to_json()), field: [other]}))
         check, edges = check_placement(tmp_path / FINAL, None)

@@ -25,7 +25,8 @@ from qdqtune.graph._opset import raise_opset
 from qdqtune.graph._precision import convert_precision
 from qdqtune.graph._shapes import infer_shapes
 from qdqtune.graph._validity import inline_functions
-from qdqtune.qdq._dynamic import DynamicOp, find_dynamic_ops
+from qdqtune.qdq._dynamic import FORMS, find_dynamic_ops
+from qdqtune.qdq._dynamic_form import DynamicOp
 from qdqtune.records._precision import Precision
 
 # Ops that optimizers fold into the weights and bias of a preceding op.
@@ -178,13 +179,13 @@ class Pairing:
     def _alike(self, one: ir.Node | None, other: ir.Node | None) -> bool:
         """Whether two nodes may compute the same: exporters that number tensors can reuse a name.
 
-        A dynamic op stands for a product, a Sum may stand for an Add, and the Add behind a dynamic
-        op for the Gemm that both were.
+        A dynamic op stands for what it was, a Sum may stand for an Add, and the Add behind a
+        dynamic op for the Gemm that both were.
         """
         if one is None or other is None or one.op_type == other.op_type:
             return True
         if one in self._dynamic:
-            return is_op(other, *WEIGHTED_OPS, *_TAKEN_IN)
+            return is_op(other, *FORMS, *_TAKEN_IN)
         if is_op(one, "Sum"):
             return is_op(other, "Add")
         if is_op(one, "Add") and is_op(other, "Gemm"):
@@ -203,6 +204,8 @@ def _make_comparable(model: ir.Model, opset: int) -> None:
         inline_functions(model)
     raise_opset(model, opset)
     name_nodes(model)
+    for value in (value for op in find_dynamic_ops(model.graph) for value in op.nodes[-1].outputs):
+        value.type = value.type or ir.TensorType(ir.DataType.FLOAT)  # ONNX doesn't know all of them
     infer_shapes(model)
     index = GraphIndex(model)
     if any(index.dtype(name) == ir.DataType.BFLOAT16 for name in index.value):
@@ -254,5 +257,6 @@ def _encoding_words(node: ir.Node, index: GraphIndex) -> str:
 
 def _dynamic_words(op: DynamicOp) -> str:
     """Return the type of a dynamic op's weight, and the granularity of its scale."""
-    word = (op.encoding.dtype or ir.DataType.INT8).name.lower()
-    return f"{word} per channel" if op.encoding.scale.size > 1 else word
+    encoding = op.weight.encoding
+    word = (encoding.dtype or ir.DataType.INT8).name.lower()
+    return f"{word} per channel" if encoding.scale.size > 1 else word

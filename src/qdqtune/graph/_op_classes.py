@@ -42,6 +42,9 @@ DEQUANTIZE = "DequantizeLinear"
 DYNAMIC_QUANTIZE = "DynamicQuantizeLinear"
 QDQ_OPS = frozenset({QUANTIZE, DEQUANTIZE, DYNAMIC_QUANTIZE})
 
+#: The domain of ONNX Runtime's own ops.
+MICROSOFT = "com.microsoft"
+
 #: Types of the attributes that hold control-flow bodies.
 BODY_TYPES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
@@ -64,7 +67,7 @@ def weight_axis(node: ir.Node) -> int:
 
     For a MatMul it is the last axis, counted from the end since the weight may be batched.
     """
-    if node.op_type == "Conv":
+    if node.op_type in ("Conv", "LSTM"):  # each direction of an LSTM
         return 0
     if node.op_type == "ConvTranspose":
         return 1

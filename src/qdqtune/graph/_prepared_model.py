@@ -80,6 +80,7 @@ class PreparedModel:
         nodes: Iterable[bytes],
         constants: Iterable[bytes],
         metadata: Mapping[str, str] | None = None,
+        opsets: Mapping[str, int] | None = None,
     ) -> bytes:
         """Assemble a variant.
 
@@ -87,6 +88,7 @@ class PreparedModel:
             nodes: Node parts in topological order.
             constants: Constant parts.
             metadata: Entries to add to the model's metadata.
+            opsets: Versions by domain, to be imported unless the base imports the domain.
 
         Returns:
             The serialized model.
@@ -95,6 +97,9 @@ class PreparedModel:
         extra = onnx.ModelProto()
         for key, value in (metadata or {}).items():
             extra.metadata_props.add(key=key, value=value)
+        for domain, version in (opsets or {}).items():
+            if domain not in self.index.model.opset_imports:
+                extra.opset_import.add(domain=domain, version=version)
         return b"".join(
             (self._frame, extra.SerializeToString(), field_part(onnx.ModelProto, "graph", graph))
         )

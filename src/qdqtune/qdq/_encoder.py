@@ -132,10 +132,11 @@ class Encoder:
             found.setdefault(key, Pair(edge.tensor, role, encoding)).edges.append(edge)
         return list(found.values())
 
-    def dynamic_weight(self, name: str) -> Encoding:
-        """The encoding of a dynamic op's weight."""
-        operands = self._operands_of(name)
-        return self._own_weight(operands.weight.tensor, operands.axis)
+    def dynamic_weight(self, name: str, position: int) -> Encoding:
+        """The encoding of a dynamic op's weight, which it reads at this position."""
+        node = self.index.node[name]
+        tensor = self.index.reads(node)[position]
+        return self._own_weight(tensor, self._axis(node, tensor))
 
     def _check(self, edge: Edge) -> None:
         index = self.index
@@ -254,11 +255,11 @@ class Encoder:
                 Edge(each, name, i) for i, each in enumerate(self.index.reads(node))
             )
             bias = next(iter(bias_edges(self.index, node, self._rules[name])), None)
-            self._operands[name] = _Operands(data, weight, self._axis(node, weight), bias)
+            self._operands[name] = _Operands(data, weight, self._axis(node, weight.tensor), bias)
         return self._operands[name]
 
-    def _axis(self, node: ir.Node, weight: Edge) -> int | None:
-        rank = len(self.index.shape(weight.tensor) or ())
+    def _axis(self, node: ir.Node, weight: str) -> int | None:
+        rank = len(self.index.shape(weight) or ())
         axis = weight_axis(node)
         if not self.dialect.per_channel or rank < 2:
             return None

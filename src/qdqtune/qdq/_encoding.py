@@ -208,9 +208,8 @@ def _encoding(
 def _along_axis(vector: Array, rank: int, axis: int | None) -> Array:
     if axis is None or vector.ndim == 0:
         return vector
-    shape = [1] * rank
-    shape[axis] = -1
-    return vector.reshape(shape)
+    end = axis % rank + 1
+    return vector.reshape([1] * (end - vector.ndim) + list(vector.shape) + [1] * (rank - end))
 
 
 @dataclass(frozen=True)
@@ -219,9 +218,9 @@ class ReadEncoding:
 
     Attributes:
         dtype: Element type of the quantized tensor.
-        scale: A scalar or a vector along `axis`.
+        scale: A scalar, a vector along `axis`, or a matrix along that and the axis before.
         zero_point: Same shape, or None if the file leaves it out.
-        axis: The node's axis attribute; meaningful if `scale` is a vector.
+        axis: The node's axis attribute; meaningful unless `scale` is a scalar.
     """
 
     dtype: ir.DataType | None
@@ -293,7 +292,7 @@ def given_weight(
     if given is None or given.dtype not in _CENTER or not _is_sound(given):
         return None
     vector = given.scale.size > 1
-    if vector and given.axis % weight.ndim != axis:
+    if given.scale.ndim > 1 or (vector and given.axis % weight.ndim != axis):
         return None
     if layout.dtype not in _CENTER or (_zero_points(given) != _CENTER[given.dtype]).any():
         return None

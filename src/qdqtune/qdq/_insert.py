@@ -117,8 +117,9 @@ class Inserter:
         rewiring = _Rewiring(self.base)
         weights = {}
         for name in sorted(placement.dynamic):
-            rewiring.read_quantized[self._dynamic.key(name)[0]] += 1
-            weights[self._dynamic.key(name)] = self._dynamic.constants(name)
+            for key, constants_of_weight in self._dynamic.constants(name):
+                rewiring.read_quantized[key[0]] += 1
+                weights[key] = constants_of_weight
         before: list[_SerializedPair] = []
         behind: dict[str, list[_SerializedPair]] = defaultdict(list)
         for name in placement.unfused:
@@ -135,19 +136,20 @@ class Inserter:
         constants += (serialized.constants for serialized in before)
         constants += (serialized.constants for group in behind.values() for serialized in group)
         nodes = [serialized.nodes for serialized in before]
-        quantized_at_run_time: set[str] = set()
+        candidate = self._dynamic.new_candidate()
         for position, outputs in enumerate(self._outputs):
             name = self.index.nodes[position].name or ""
             if name in placement.dynamic:
                 proto = rewiring.proto(position)
-                nodes.append(self._dynamic.nodes(name, proto, quantized_at_run_time))
+                nodes.append(self._dynamic.nodes(name, proto, candidate))
             else:
                 nodes.append(rewiring.node(position))
             for tensor in outputs:
                 nodes += (
                     rewiring.feed(tensor, serialized) for serialized in behind.get(tensor, ())
                 )
-        return self.base.assemble(nodes, constants, self._metadata)
+        opsets = self._dynamic.opsets(placement.dynamic)
+        return self.base.assemble(nodes, constants, self._metadata, opsets)
 
     def _serialized_pair(self, pair: Pair) -> _SerializedPair:
         tensor, encoding = pair.tensor, pair.encoding

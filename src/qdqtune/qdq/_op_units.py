@@ -102,41 +102,6 @@ def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node, quant_type: str)
     return ""
 
 
-def why_not_dynamic(index: GraphIndex, dialect: Dialect, node: ir.Node) -> str:
-    """Why an op can't be dynamic in this dialect; empty if it can."""
-    if not is_standard(node) or node.op_type not in dialect.dynamic:
-        return f"{dialect.name} does not quantize the input of {node.op_type} at run time"
-    return _why_not_at_run_time(index, node)
-
-
-def why_not_by_engine(index: GraphIndex, dialect: Dialect, node: ir.Node) -> str:
-    """Why the engine doesn't quantize an op's input at run time by itself; empty if it does."""
-    if not is_standard(node) or node.op_type not in dialect.dynamic_by_engine:
-        return f"{dialect.name} does not quantize the input of {node.op_type} at run time"
-    return _why_not_at_run_time(index, node)
-
-
-def _why_not_at_run_time(index: GraphIndex, node: ir.Node) -> str:
-    data, weight = input_at(node, 0), input_at(node, 1)
-    if data is None or weight is None or not index.is_constant(weight.name or ""):
-        return "its second operand is not a constant"
-    for value in (data, weight):
-        if index.dtype(value.name or "") != ir.DataType.FLOAT:
-            return "only float32 is quantized at run time"
-    if index.is_constant(data.name or ""):
-        return "its first operand is a constant"
-    if len(index.shape(weight.name or "") or ()) < 2:
-        return "its weight is a vector"
-    if not index.is_finite(weight.name or ""):
-        return f"the constant {weight.name!r} holds infinite or undefined values"
-    attributes = node.attributes
-    if attributes.get_int("transA", 0):
-        return "its first operand is transposed"
-    if attributes.get_float("alpha", 1.0) != 1.0 or attributes.get_float("beta", 1.0) != 1.0:
-        return "it scales its operands"
-    return ""
-
-
 def is_fused_with_norm(dialect: Dialect, node: ir.Node) -> bool:
     """Whether the engine fuses an Add with the layer normalization that reads it, to its loss."""
     if not dialect.unfused_sums or not is_op(node, "Add"):

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from qdqtune.graph._folding import fold
 from qdqtune.graph._index import GraphIndex
-from qdqtune.graph._op_classes import QDQ_OPS, is_op, is_standard
+from qdqtune.graph._op_classes import MICROSOFT, QDQ_OPS, is_op, is_standard
 from qdqtune.graph._opset import least_opset, raise_opset
 from qdqtune.graph._precision import convert_precision
 from qdqtune.qdq._dynamic import find_dynamic_ops
@@ -20,7 +20,6 @@ from qdqtune.qdq._read_back import ReadResult, strip
 from qdqtune.records._errors import ModelError
 from qdqtune.records._precision import Precision
 
-_MICROSOFT = "com.microsoft"
 # Standard ops, how Microsoft's begin, what that makes of a model, and what to do instead.
 _REFUSED = (
     (
@@ -55,7 +54,7 @@ def refuse_integer_ops(model: ir.Model, path: str | Path) -> None:
             for node in model.graph
             if node not in known
             if (is_standard(node) and node.op_type in standard)
-            or (node.domain == _MICROSOFT and node.op_type.startswith(microsoft))
+            or (node.domain == MICROSOFT and node.op_type.startswith(microsoft))
         )
         if found:
             ops = ", ".join(f"{count} {op_type}" for op_type, count in found.most_common(3))
@@ -128,4 +127,5 @@ def make_float(
 
 def has_qdq(model: ir.Model) -> bool:
     """Whether there are Q or DQ nodes, or dynamic ones, in the main graph."""
-    return any(is_op(node, *QDQ_OPS) for node in model.graph)
+    is_pair = any(is_op(node, *QDQ_OPS) for node in model.graph)
+    return is_pair or any(find_dynamic_ops(model.graph))

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import WEIGHTED_OPS, is_op
+from qdqtune.qdq._at_run_time import why_not_by_engine, why_not_dynamic
 from qdqtune.qdq._dialect import Dialect, Output
 from qdqtune.qdq._op_units import (
     canonical,
@@ -28,8 +29,6 @@ from qdqtune.qdq._op_units import (
     unit,
     unit_outputs,
     why_not,
-    why_not_by_engine,
-    why_not_dynamic,
 )
 from qdqtune.records._errors import UsageError
 from qdqtune.records._placement import Edge, Placement

@@ -17,6 +17,7 @@ from qdqtune.graph._index import FreeNames, GraphIndex, value_names
 from qdqtune.graph._op_classes import (
     DEQUANTIZE,
     DYNAMIC_QUANTIZE,
+    MICROSOFT,
     QDQ_OPS,
     QUANTIZE,
     WEIGHTED_OPS,
@@ -24,7 +25,8 @@ from qdqtune.graph._op_classes import (
     is_op,
 )
 from qdqtune.graph._weights import values_of
-from qdqtune.qdq._dynamic import INTEGER_PRODUCTS, DynamicOp, find_dynamic_ops
+from qdqtune.qdq._dynamic import INTEGER_PRODUCTS, find_dynamic_ops
+from qdqtune.qdq._dynamic_form import DynamicOp, StoredWeight
 from qdqtune.qdq._encoding import ReadEncoding, dequantize, wider
 from qdqtune.qdq._insert import COPY_OF, UNFUSED_ADD
 from qdqtune.qdq._op_units import canonical
@@ -90,9 +92,17 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
             stripper.take_out(node)
     stripper.carry_on()
     stripper.clean_up()
+    if dynamic:
+        _forget_unused_domains(model)
     for key in [key for key in model.metadata_props if key.startswith("qdqtune.")]:
         del model.metadata_props[key]
     return stripper.reading(dynamic, unfused)
+
+
+def _forget_unused_domains(model: ir.Model) -> None:
+    """Take out the import of ONNX Runtime's own ops if there are none of them any more."""
+    if all(node.domain != MICROSOFT for graph in model.graphs() for node in graph):
+        model.opset_imports.pop(MICROSOFT, None)
 
 
 def read(model: ir.Model) -> ReadResult:
@@ -127,27 +137,32 @@ class _Stripper:
 
     def make_static(self, op: DynamicOp) -> ir.Node:
         """Put the float op back in the place of a dynamic one, and return it."""
-        encoding, steps = op.encoding, _constant_of(op.weight)
-        assert steps is not None
-        if op.is_transposed:
-            steps, encoding = _transposed(steps), replace(encoding, axis=0)
-        weight = self._restore(op.weight_name, steps, encoding, op.weight)
-        inputs = [op.data, weight, *([op.bias] if op.bias is not None else [])]
-        node = ir.node(op.op_type, inputs, name=op.name)
+        inputs = [
+            self._float_weight(each) if isinstance(each, StoredWeight) else each
+            for each in op.inputs
+        ]
+        last = op.nodes[-1]
+        node = ir.node(op.op_type, inputs, name=op.name, num_outputs=len(last.outputs))
         for attribute in op.attributes:
             node.attributes.add(attribute)
-        old, new = op.nodes[-1].outputs[0], node.outputs[0]
-        new.type, new.shape = old.type, old.shape
-        self._graph.insert_before(op.nodes[-1], node)
-        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-        name, old.name = old.name, f"{old.name}_dynamic"
-        new.name = name
-        op.nodes[-1].name = None
-        if op.bias is not None:  # else it would count as a reader of it until it is removed
-            op.nodes[-1].replace_input_with(1, None)
+        self._graph.insert_before(last, node)
+        for old, new in zip(last.outputs, node.outputs, strict=True):
+            new.type, new.shape = old.type, old.shape
+            ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+            name, old.name = old.name, f"{old.name}_dynamic" if old.name else None
+            new.name = name
+        last.name = None
+        for position, value in enumerate(last.inputs):
+            if value in op.inputs:  # else it would count as a reader of it until it is removed
+                last.replace_input_with(position, None)
         self._removed += op.nodes
-        self._encodings.append((weight, encoding))
         return node
+
+    def _float_weight(self, weight: StoredWeight) -> ir.Value:
+        """The float weight of a dynamic op."""
+        value = self._restore(weight.name, weight.steps(), weight.encoding, weight.value)
+        self._encodings.append((value, weight.encoding))
+        return value
 
     @property
     def _graph(self) -> ir.Graph:
@@ -379,10 +394,6 @@ class _Stripper:
         nodes = (node for graph in self._model.graphs() for node in graph)
         left = sum(is_op(node, *QDQ_OPS, *INTEGER_PRODUCTS) for node in nodes)
         return ReadResult(placement, encodings, self._pairs, left, len(self._rounded))
-
-
-def _transposed(steps: ir.TensorProtocol) -> ir.TensorProtocol:
-    return ir.Tensor(steps.numpy().T, steps.dtype)
 
 
 def _dequantized(

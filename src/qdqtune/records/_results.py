@@ -332,8 +332,9 @@ class TensorPlace:
         dialect_reason: Why the dialect can't quantize the node; empty if it can, or if no reason
             applies.
         with_op: Whether the dialect quantizes the tensor here when it quantizes the node.
-        at_run_time: Whether the node can quantize its input at run time; None if it is no product.
-        why_not_at_run_time: Why it can't; empty if it can, or is no product.
+        at_run_time: Whether the node can quantize its input at run time; None if no op like it
+            can.
+        why_not_at_run_time: Why it can't; empty if it can, or no op like it can.
     """
 
     node: str

@@ -124,7 +124,7 @@ def _quantizable(record: Inspection) -> list[str]:
     )
     lines = [f"{can} ops can be quantized" + (f": {kinds}" if kinds else "")]
     if record.at_run_time:
-        lines.append(f"{record.at_run_time} of them can be quantized at run time (--dynamic)")
+        lines.append(f"{record.at_run_time} can be quantized at run time (--dynamic)")
     if record.fused:
         lines.append(f"{record.fused} activations go with the op before them")
     for reason, nodes in record.left_float.items():

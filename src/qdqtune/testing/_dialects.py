@@ -24,7 +24,8 @@ from qdqtune.graph._opset import raise_opset
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.graph._shapes import infer_shapes
 from qdqtune.qdq._dialect import Dialect, Output, QuantFormat
-from qdqtune.qdq._dynamic import INTEGER_PRODUCT
+from qdqtune.qdq._dynamic import FORMS
+from qdqtune.qdq._dynamic_product import INTEGER_PRODUCT
 from qdqtune.qdq._encoding import TensorFormat
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._op_units import role_rule
@@ -45,7 +46,6 @@ _NEWEST = 21
 _FIRST_PER_CHANNEL = 13
 _MODELS = ("resnet18", "bert")
 # What MatMulInteger can stand for.
-_DYNAMIC_OPS = frozenset({"Gemm", "MatMul"})
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,10 @@ class DialectConformance:
             assert rule.bias not in rule.inputs, f"{op_type}: the bias is among the inputs"
 
     def test_its_dynamic_ops_can_be_written(self, dialect: Dialect) -> None:
-        """Only matrix products can be dynamic ops."""
-        others = sorted(dialect.dynamic - _DYNAMIC_OPS)
-        assert not others, f"{', '.join(others)} can't be quantized at run time, only products can"
+        """Only products and LSTMs can be dynamic ops."""
+        others = sorted(dialect.dynamic - FORMS.keys())
+        able = ", ".join(sorted(FORMS))
+        assert not others, f"{', '.join(others)} can't be quantized at run time, only {able} can"
 
     def test_it_quantizes_something(self, written: list[_Written]) -> None:
         """Some op of a common model has an integer kernel."""

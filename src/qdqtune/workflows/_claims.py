@@ -158,13 +158,14 @@ def _only_in(placement: Placement, other: Placement) -> tuple[str, ...]:
 
 
 def _edges_check(edges: Edges) -> Check:
-    kinds = [f"{edges.expected} Q/DQ edges"]
-    kinds += [f"{edges.dynamic} dynamic ops"] if edges.dynamic else []
-    kinds += [f"{edges.unfused} unfused ops"] if edges.unfused else []
+    counts = {"Q/DQ edge": edges.expected, "dynamic op": edges.dynamic, "unfused op": edges.unfused}
+    kinds = [f"{count} {kind}{'s' * (count != 1)}" for kind, count in counts.items() if count]
     if edges.ok:
-        text = f"its {' and '.join(kinds)} are exactly those of {PLACEMENT}"
+        *most, last = kinds or ["0 Q/DQ edges"]
+        text = f"its {', '.join(most)}{' and ' * bool(most)}{last} "
+        text += f"{'is' if last.startswith('1 ') and not most else 'are'} exactly as in {PLACEMENT}"
         return Check("placement", Outcome.CONFIRMED, text)
-    what = "Q/DQ edges" if len(kinds) == 1 else "edges and ops"
+    what = "edges and ops" if edges.dynamic or edges.unfused else "Q/DQ edges"
     text = "; ".join(
         f"{len(names)} {what} {where} {PLACEMENT}: {listed(names)}"
         for names, where in ((edges.missing, "are only in"), (edges.surplus, "are not in"))

@@ -27,6 +27,7 @@ from qdqtune.graph._op_classes import is_op
 from qdqtune.graph._precision import convert_precision
 from qdqtune.graph._shapes import at_shapes, infer_shapes
 from qdqtune.options import configured, shared
+from qdqtune.qdq._dynamic import FORMS
 from qdqtune.qdq._quantization_planner import QuantizationPlanner, unknown
 from qdqtune.records._errors import EngineError, UsageError
 from qdqtune.records._inputs import request_of
@@ -73,7 +74,6 @@ from qdqtune.workflows.tuning._preflight import copy_log
 
 _SEE_BENCH = "`qdqtune bench` says whether it runs the model at all."
 _SHORT_KEY = 10
-_PRODUCTS = ("Gemm", "MatMul")
 
 _FLOAT16 = next(name for name, each in FLOAT_TYPES.items() if each is Precision.FP16)
 _HINT = "Give the fusion groups another way, or see `qdqtune doctor` and the log {}."
@@ -270,7 +270,7 @@ def _place(
     index, name, is_edge = planner.index, node.name or "", isinstance(what, Edge)
     unit = planner.units.get(name)
     at_run_time, why = None, ""
-    if isinstance(what, Edge) and position == 0 and is_op(node, *_PRODUCTS):
+    if isinstance(what, Edge) and position == 0 and is_op(node, *FORMS):
         why = planner.why_not_at_run_time(node)
         at_run_time = not why
     return TensorPlace(

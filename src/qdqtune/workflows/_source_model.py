@@ -17,6 +17,7 @@ from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import DEQUANTIZE, HALF_TYPES, WEIGHTED_OPS, is_op
 from qdqtune.graph._optimizing import optimize_graph
 from qdqtune.graph._precision import convert_precision
+from qdqtune.qdq._dynamic import FORMS
 from qdqtune.qdq._encoding import ReadEncoding
 from qdqtune.qdq._preprocess import Preparation, has_qdq, make_float
 from qdqtune.qdq._read_back import ReadResult
@@ -226,7 +227,7 @@ def dynamic_ops_in(model: ir.Model, other: ir.Model, names: Collection[str]) -> 
             index.value[each.name or ""].producer() for each in written if each.name in index.value
         )
         for candidate in (node, *makers):
-            if candidate is not None and is_op(candidate, *_PRODUCTS):
+            if candidate is not None and is_op(candidate, *FORMS):
                 found.add(candidate.name or "")
                 break
     return frozenset(found)

@@ -62,7 +62,7 @@ ONNXRUNTIME = Dialect(
     activations_only=frozenset({"Conv", "ConvTranspose", "Gemm"}),
     # DynamicQuantizeMatMul takes the bias along. Seen with 1.31 on AVX-512 VNNI, over float: 128
     # rows by 384x1536 3.4 times as fast, 3.0 between Q and DQ. ConvInteger has no such fusion.
-    dynamic=frozenset({"Gemm", "MatMul"}),
+    dynamic=frozenset({"Gemm", "LSTM", "MatMul"}),
     # Seen with 1.31 on AVX-512: SkipLayerNormalization takes several times as long as an Add and a
     # LayerNormalization. A BERT of 4 layers went from 2.05 to 2.59 over float without it.
     unfused_sums=True,

@@ -13,7 +13,9 @@ from qdqtune.graph._op_classes import DEQUANTIZE, DYNAMIC_QUANTIZE, QUANTIZE, WE
 from qdqtune.testing.simulated._fusion import Fuser, Group, LowPrecision, Storage
 from qdqtune.testing.simulated._machine import DEFAULT_PROFILE, Profile, profile_named
 from qdqtune.testing.simulated._wiring import (
+    AT_RUN_TIME,
     CONVS,
+    DYNAMIC_LSTM_OP,
     INTEGER_PRODUCT,
     MOVES,
     POINTWISE,
@@ -129,7 +131,7 @@ class _Planner:
         """Return the number of simple elementwise operations in a kernel."""
         low = group.lead in self._low.kernels
         total = sum(steps(self._wiring, op, low=low) for op in group.ops)
-        if group.lead.op_type == DYNAMIC_QUANTIZE:
+        if group.lead.op_type in (DYNAMIC_QUANTIZE, DYNAMIC_LSTM_OP):
             total += self._wiring.size(group.lead.inputs[0]) * self._profile.dynamic_steps
         elif self._is_fused_with_sum(group):
             total += self._wiring.size(group.ops[-1].outputs[0]) * self._profile.fused_norm_steps
@@ -156,7 +158,7 @@ class _Planner:
         taken = self._storage.takes[group.lead]
         total = 0.0
         # Without kernels for it, a machine converts the operands of an integer product first.
-        is_converted = group.lead.op_type == INTEGER_PRODUCT and not self._profile.dynamic
+        is_converted = group.lead.op_type in AT_RUN_TIME and not self._profile.dynamic
         for tensor, op in group.reads.items():
             stored = self._low.available[tensor] if tensor in taken else None
             stored = ir.DataType.FLOAT if is_converted else stored
@@ -232,8 +234,10 @@ def macs_us(wiring: Wiring, op: Op, dtype: ir.DataType, profile: Profile) -> flo
     if not count:
         return 0.0
     speed = 1.0
-    if op.op_type == INTEGER_PRODUCT:
-        dtype, speed = (dtype, profile.dynamic) if profile.dynamic else (ir.DataType.FLOAT, 1.0)
+    if op.op_type in AT_RUN_TIME:
+        dtype, speed = ir.DataType.FLOAT, 1.0
+        if profile.dynamic:
+            dtype, speed = ir.DataType.UINT8, profile.dynamic
     unit = profile.units.get(dtype, profile.units[ir.DataType.FLOAT])
     inputs, outputs, depthwise = _channels(wiring, op)
     part = unit.depthwise if depthwise else _filled(inputs, unit.input_step)
@@ -287,7 +291,9 @@ def _channels(wiring: Wiring, op: Op) -> tuple[int, int, bool]:
     """Return input and output channels of a group, and whether groups have one input channel."""
     weight = wiring.shape(op.inputs[1])
     if op.op_type in RECURRENT:
-        return (weight[-1], weight[-2], False) if len(weight) > 1 else (1, 1, False)
+        inputs, outputs = weight[:-3:-1] if len(weight) > 1 else (1, 1)
+        is_turned = op.op_type == DYNAMIC_LSTM_OP
+        return (outputs, inputs, False) if is_turned else (inputs, outputs, False)
     if op.op_type in CONVS and len(weight) > 1:
         groups = op.attribute("group", 1)
         inputs, outputs = weight[1], weight[0] // groups

@@ -20,7 +20,8 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 from onnx import helper
 
-from qdqtune.graph._op_classes import COPY_OPS, QDQ_OPS, WEIGHTED_OPS
+from qdqtune.graph._op_classes import COPY_OPS, MICROSOFT, QDQ_OPS, WEIGHTED_OPS
+from qdqtune.qdq._dynamic_lstm import DYNAMIC_LSTM
 
 Shapes = Mapping[str, Sequence[int]]
 """Input name to shape."""
@@ -46,14 +47,17 @@ TABLE_OPS = {
 }  # fmt: skip
 """Expensive functions, which low-precision kernels look up in a table."""
 INTEGER_PRODUCT = "MatMulInteger"
-"""What a dynamic op multiplies with."""
+"""What a dynamic product multiplies with."""
+DYNAMIC_LSTM_OP = f"{MICROSOFT}.{DYNAMIC_LSTM}"
+AT_RUN_TIME = frozenset({INTEGER_PRODUCT, DYNAMIC_LSTM_OP})
+"""Ops whose weights are integers, and that read what is quantized at run time."""
 POINTWISE = frozenset(_CHEAP | TABLE_OPS)
 """Pointwise ops: each element depends only on elements at the same position."""
 REDUCTIONS = frozenset(
     {"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSquare"}
 )
 CONVS = frozenset({"Conv", "ConvTranspose"})
-RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
+RECURRENT = frozenset({"LSTM", "GRU", "RNN", DYNAMIC_LSTM_OP})
 VIEWS = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 """Ops that are views of the same memory."""
 MOVES = COPY_OPS | {"Dropout", "MaxPool", "Resize"}
@@ -281,6 +285,7 @@ def _with_shapes(
                 dim.dim_value = given[axis]
             elif dim.dim_value <= 0:
                 dim.dim_value = 1
+    lstms = _as_standard(model.graph)
     model = onnx.shape_inference.infer_shapes(model, data_prop=True)
     shapes = _shapes(model.graph)
     if any(
@@ -288,7 +293,25 @@ def _with_shapes(
     ):
         model = onnx.shape_inference.infer_shapes(_with_computed_sizes(model), data_prop=True)
         shapes = _shapes(model.graph)
+    for node in model.graph.node:
+        if node.output[0] in lstms:
+            node.CopyFrom(lstms[node.output[0]])
     return model.graph, shapes
+
+
+def _as_standard(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
+    """Makes LSTMs of dynamic ones, whose shapes ONNX can't infer.
+
+    Returns:
+        What they were, by their first output.
+    """
+    found = {}
+    for node in graph.node:
+        if (node.domain, node.op_type) == (MICROSOFT, DYNAMIC_LSTM):
+            found[node.output[0]] = onnx.NodeProto.FromString(node.SerializeToString())
+            node.domain, node.op_type = "", "LSTM"
+            del node.input[8:]
+    return found
 
 
 def _shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
