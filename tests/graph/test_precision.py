@@ -672,3 +672,42 @@ def test_a_node_of_very_many_constants_is_not_rewired_for_each(
     assert len(asked) < 10
     rounded = np.exp(np.float32(np.float16(0.1))).astype(np.float16)
     assert np.array_equal(result[1:], np.full(count, rounded, np.float32))
+
+
+@HALVES
+def test_the_emulation_rounds_only_results_that_can_differ(half: Precision) -> None:
+    """A chain of 100,000 ops that pass numbers on would become one of 300,000."""
+    proto = model_from_text(
+        """g (float[2,3] x, float[2,3] w) => (float[3,2] y) {
+            a = Add(x, w) b = Relu(a) c = Transpose(b) d = Neg(c) e = Abs(d) y = Mul(d, e)
+        }"""
+    )
+    model, _ = converted(proto, half)
+    rounded = compute_in_float32(model.clone())
+    op_types = {node.name: node.op_type for node in model.graph}
+    assert {op_types[name] for name in rounded} == {"Add", "Mul"}
+
+    def in_half(numbers: np.ndarray) -> np.ndarray:
+        return numbers.astype(DTYPE[half].numpy()).astype(np.float32)
+
+    x, w = np.random.default_rng(0).normal(size=(2, 2, 3)).astype(np.float32)
+    passed = np.maximum(in_half(in_half(x) + in_half(w)), 0).T
+    np.testing.assert_array_equal(run(model, x=x, w=w)["y"], in_half(-passed * passed))
+
+
+def test_a_custom_op_behind_a_passthrough_op_still_reads_half_floats() -> None:
+    proto = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["": 17, "own": 1]>
+        g (float16[2] x) => (float16[2] y) { a = Relu(x) b = own.op(a) y = Neg(b) }
+        """
+    )
+    model = ir.from_proto(proto)
+    custom = model.graph[1]
+    for node in (model.graph[0], custom):
+        node.outputs[0].type = ir.TensorType(FLOAT16)
+    name_nodes(model)
+    compute_in_float32(model)
+    (read,) = custom.inputs
+    assert read is not None
+    assert read.dtype == FLOAT16

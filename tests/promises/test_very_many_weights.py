@@ -67,7 +67,17 @@ def _repeated(count: int) -> list[onnx.NodeProto]:
     ]
 
 
-MODELS = {each.__name__: each for each in (_joined, _chained, _unread, _repeated)}
+def _fanned(count: int) -> list[onnx.NodeProto]:
+    """One value read by all nodes but one, which reads all of their results."""
+    names = [f"t{number}" for number in range(count)]
+    return [
+        *(helper.make_node("Relu", ["x"], [name], name=name) for name in names),
+        helper.make_node("Concat", names, ["c"], axis=0, name="join"),
+        helper.make_node("MatMul", ["c", "last"], ["y"], name="matmul"),
+    ]
+
+
+MODELS = {each.__name__: each for each in (_joined, _chained, _unread, _repeated, _fanned)}
 COMMANDS = {
     "convert": ["--to", "fp16"],
     "optimize": [],
@@ -77,7 +87,7 @@ COMMANDS = {
 
 
 def _save(folder: Path, form: str, count: int) -> Path:
-    size = count + 1 if form == "_joined" else 1
+    size = {"_joined": count + 1, "_fanned": count}.get(form, 1)
     graph = helper.make_graph(
         MODELS[form](count),
         "g",

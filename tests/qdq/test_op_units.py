@@ -9,7 +9,7 @@ import pytest
 
 from qdqtune.graph._folding import fold
 from qdqtune.graph._index import GraphIndex
-from qdqtune.qdq._op_units import canonical, close, unit
+from qdqtune.qdq._op_units import canonical, close, unit, why_not
 from qdqtune.qdq._quantization_planner import select_nodes, select_ops, select_tensors
 from qdqtune.qdq.dialects import ONNXRUNTIME, TENSORRT
 from qdqtune.records._errors import UsageError
@@ -192,3 +192,11 @@ def test_a_bias_of_another_shape_is_not_quantized(shape: tuple[int, ...]) -> Non
     selection = select_ops(GraphIndex(model), ONNXRUNTIME, ["Gemm"])
     assert not selection.quantized
     assert "one value per channel" in selection.left_float["n0"]
+
+
+def test_an_operand_without_elements_is_not_quantized() -> None:
+    """There would be no scale for any of its channels."""
+    text = "g (float[4,16] x) => (float[4,0] y) { y = MatMul(x, w) }"
+    index = GraphIndex(ir.from_proto(model_from_text(text, w=np.zeros((16, 0), np.float32))))
+    (node,) = index.nodes
+    assert "has no elements" in why_not(index, ONNXRUNTIME, node, "int8")

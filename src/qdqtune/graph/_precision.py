@@ -32,6 +32,8 @@ from qdqtune.records._precision import Precision, PrecisionReport
 
 # Ops that join or pad values, besides those with one input.
 _PASSTHROUGH_OPS = COPY_OPS | {"Concat", "DepthToSpace", "Pad", "SpaceToDepth"}
+# Ops whose results are numbers that they read, perhaps with another sign, or zeros.
+_ROUNDED_OPS = _PASSTHROUGH_OPS | {"Abs", "GlobalMaxPool", "MaxPool", "Neg", "Relu"}
 
 _SUFFIX = {dtype: precision.value for precision, dtype in DTYPE.items()}
 
@@ -306,6 +308,7 @@ def convert_precision(
     keep_io: bool = True,
     keep_nodes: Collection[str] = (),
     keep_ops: Collection[str] | None = None,
+    is_typed: bool = False,
 ) -> PrecisionReport:
     """Convert a model in place.
 
@@ -319,6 +322,7 @@ def convert_precision(
         keep_nodes: Names of nodes to keep.
         keep_ops: Op types to keep; None means `SENSITIVE_OPS` when converting to half
             precision.
+        is_typed: Whether the types of its values have been inferred.
 
     Returns:
         What was changed, and what was kept and why.
@@ -331,7 +335,8 @@ def convert_precision(
     if fixed.modified:
         model.ir_version = max(model.ir_version, _FREE_WEIGHTS_IR_VERSION)
     name_nodes(model)
-    infer_shapes(model)
+    if fixed.modified or not is_typed:
+        infer_shapes(model)
     casts = _count_casts(model)
     target = DTYPE[precision]
     steps = [Change(HALF_TYPES - {target}, ir.DataType.FLOAT, _opset(model))]
@@ -389,9 +394,9 @@ def _count_casts(model: ir.Model) -> int:
 def compute_in_float32(model: ir.Model) -> dict[str, str]:
     """Make every standard op of a model compute in float32, in place.
 
-    Each half-precision result is rounded back by a pair of Casts behind it, so the numbers are
-    those of half precision, including overflows. Inputs and outputs become float32 and keep their
-    names.
+    Each half-precision result that can differ is rounded back by a pair of Casts behind it, so the
+    numbers are those of half precision, including overflows. Inputs and outputs become float32 and
+    keep their names.
 
     Args:
         model: A valid model with named nodes and inferred types.
@@ -413,11 +418,20 @@ def compute_in_float32(model: ir.Model) -> dict[str, str]:
         for position in movable.inputs:
             source = node.inputs[position]
             assert source is not None
-            if dtype_of(source) in HALF_TYPES or source in wide:
+            # A result that is not rounded is its own float32 form. Replacing an input takes time
+            # that grows with the number of inputs.
+            if wide.get(source) is not source and (
+                dtype_of(source) in HALF_TYPES or source in wide
+            ):
                 node.replace_input_with(position, _widened(source, graph, wide))
         for position in movable.outputs:
             set_output_type(node, ir.DataType.FLOAT)
-            rounded[node] = _round(node.outputs[position], graph, wide)
+            result = node.outputs[position]
+            if is_op(node, *_ROUNDED_OPS) and _is_read_wide(result, found):
+                result.type = ir.TensorType(ir.DataType.FLOAT)
+                wide[result] = result
+            else:
+                rounded[node] = _round(result, graph, wide)
     for position, value in enumerate(graph.outputs):
         if value in wide or change.concerns(value):
             _widen_output(graph, position, wide)
@@ -437,13 +451,17 @@ def _widen_small_constants(graph: ir.Graph, found: Mapping[ir.Node, Slots]) -> N
             and tensor.nbytes <= _SMALL_BYTES
             and not value.is_graph_input()
             and not value.is_graph_output()
-            and all(
-                node in found and position in found[node].input_set
-                for node, position in value.uses()
-            )
+            and _is_read_wide(value, found)
         ):
             value.const_value = retyped(tensor, ir.DataType.FLOAT, value.name)
             value.type = ir.TensorType(ir.DataType.FLOAT)
+
+
+def _is_read_wide(value: ir.Value, found: Mapping[ir.Node, Slots]) -> bool:
+    """Whether all readers of a value will read it in float32."""
+    return all(
+        node in found and position in found[node].input_set for node, position in value.uses()
+    )
 
 
 def _round(value: ir.Value, graph: ir.Graph, wide: dict[ir.Value, ir.Value]) -> ir.Value:

@@ -85,6 +85,8 @@ def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node, quant_type: str)
             return f"{dialect.name} has no integer kernel for {dtype.name.lower()} tensors"
         if index.is_constant(edge.tensor) and not index.is_finite(edge.tensor):
             return f"the constant {edge.tensor!r} holds infinite or undefined values"
+        if _size(index.shape(edge.tensor)) == 0:
+            return f"its input {edge.tensor!r} has no elements"
     unfit = _unfit(index, dialect, node, rule)
     if unfit:
         return unfit

@@ -25,8 +25,8 @@ from qdqtune.engines._reference_engine import AS_WRITTEN, has_reference, referen
 from qdqtune.engines._worker import StoredFeeds, Worker, WorkerFailure
 from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._files import check_result, check_writable, load_model, publish, save_model
-from qdqtune.graph._index import GraphIndex
-from qdqtune.graph._op_classes import HALF_TYPES
+from qdqtune.graph._index import GraphIndex, values_in
+from qdqtune.graph._op_classes import HALF_TYPES, dtype_of
 from qdqtune.graph._precision import compute_in_float32, convert_precision
 from qdqtune.graph._precision_rules import SENSITIVE_OPS
 from qdqtune.graph._shapes import infer_shapes
@@ -74,6 +74,7 @@ def convert_model(
     if missing:
         raise UsageError(f"The model has no {', '.join(missing)}.", "Ops are spelled as in ONNX.")
     sensitive = frozenset() if precision is Precision.FP32 else SENSITIVE_OPS
+    infer_shapes(loaded)
     original = loaded.clone()
     conversion = convert_precision(
         loaded,
@@ -81,13 +82,13 @@ def convert_model(
         keep_io=config.keep_io,
         keep_nodes=config.keep_nodes,
         keep_ops=sensitive.union(config.keep_ops),
+        is_typed=True,
     )
     sqnr_db, overflow = dict[str, float](), ""
     with TemporaryFolder(target.parent) as folder:
         staged = save_model(loaded, folder / target.name)
         check_result(staged, source)
         if conversion.modified:
-            infer_shapes(original)
             before, after = LoadedFile(source, original), LoadedFile(staged, loaded)
             sqnr_db, overflow = random_error(before, after, config.input_request)
         publish(folder, target.parent, force=config.force)
@@ -159,8 +160,7 @@ def measured_error(
 def _runnable(file: LoadedFile, twin: Path) -> tuple[Path, dict[str, str]]:
     """Return a file that runs on CPUs, and its results that are rounded."""
     path, model = file
-    index = GraphIndex(model)
-    if not any(index.dtype(name) in HALF_TYPES for name in index.value):
+    if not any(dtype_of(value) in HALF_TYPES for value in values_in(model.graph)):
         return path, {}
     rounded = compute_in_float32(model)
     for value in unread_weights(model.graph):
