@@ -67,7 +67,7 @@ Shown = Callable[..., list[str]]
 @pytest.fixture
 def shown_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shown:
     """Shows events, with pauses between them, and returns the lines without their times."""
-    monkeypatch.setattr(_progress, "_LONGEST_SILENCE_S", 0.2)
+    monkeypatch.setattr(_progress, "_FIRST_AFTER_S", 0.2)
     monkeypatch.setattr(_progress._Lines, "interval_s", 0.2)
 
     def show(*events: TuneEvent | float, eager: bool = True) -> list[str]:

@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
 
     engine, engine_options = chosen_engine(options)
     config = config_from(options, BenchConfig, engine=engine, engine_options=engine_options)
-    with show_progress(quiet=options.quiet) as watch:
+    with show_progress(quiet=options.quiet, first=f"reading {', '.join(options.models)}") as watch:
         from qdqtune.workflows._bench import bench
 
         record = bench(options.models, config, callbacks=[watch])

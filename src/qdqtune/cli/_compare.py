@@ -44,7 +44,9 @@ def run(options: argparse.Namespace) -> int:
     from qdqtune.report._progress import show_progress
 
     config = config_from(options, CompareConfig)
-    with show_progress(quiet=options.quiet) as watch:
+    with show_progress(
+        quiet=options.quiet, first=f"reading {options.float_model} and {options.quantized_model}"
+    ) as watch:
         from qdqtune.workflows._compare import compare
 
         report = compare(options.float_model, options.quantized_model, config, callbacks=[watch])

@@ -82,7 +82,7 @@ def _show_groups(options: argparse.Namespace, shown: ShownConfig) -> None:
     config = config_from(options, GroupsConfig)
     if config.graph_json is not None:
         _refuse(options, "can't be used with --graph_json", *_OF_RUNS)
-    with show_progress(quiet=options.quiet) as watch:
+    with show_progress(quiet=options.quiet, first=f"reading {options.model}") as watch:
         from qdqtune.workflows._inspect import groups_of
 
         record = groups_of(options.model, config, callbacks=[watch])
@@ -96,7 +96,7 @@ def _show_layers(options: argparse.Namespace, shown: ShownConfig) -> None:
 
     _refuse(options, "can't be used with --layers", *_OF_REGIONS)
     config = config_from(options, LayersConfig)
-    with show_progress(quiet=options.quiet) as watch:
+    with show_progress(quiet=options.quiet, first=f"reading {options.model}") as watch:
         from qdqtune.workflows._inspect import layers_of
 
         record = layers_of(options.model, config, callbacks=[watch])

@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     from qdqtune.report._quantization import quantize_text
 
     config = config_from(options, QuantizeConfig)
-    with show_progress(quiet=options.quiet) as watch:
+    with show_progress(quiet=options.quiet, first=f"reading {options.model}") as watch:
         from qdqtune.workflows._quantize import quantize
 
         report = quantize(options.model, options.output, config, callbacks=[watch]).report

@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     from qdqtune.report._progress import show_progress
     from qdqtune.report._tuning import tune_text
 
-    with show_progress(quiet=options.quiet, eager=True) as watch:
+    with show_progress(quiet=options.quiet, eager=True, first=f"reading {options.model}") as watch:
         from qdqtune.workflows.tuning._tune import tune
 
         result = tune(options.model, config, callbacks=[watch], command=options.command_line)

@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     from qdqtune.report._progress import show_progress
 
     config = config_from(options, VerifyConfig)
-    with show_progress(quiet=options.quiet) as watch:
+    with show_progress(quiet=options.quiet, first=f"reading {options.model}") as watch:
         from qdqtune.workflows._verify import verify
 
         report = verify(options.model, config, callbacks=[watch])

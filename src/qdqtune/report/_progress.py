@@ -26,6 +26,7 @@ from qdqtune.report._formatting import duration
 _SUBGRAPHS = "subgraphs"  # the stage whose steps are subgraphs instead of whole models
 # Nobody should wait for more than two seconds without a sign of life.
 _LONGEST_SILENCE_S = 1.8
+_FIRST_AFTER_S = 1.2  # Python takes some time to start
 # Seldom, because redrawing takes time on the machine that is measuring.
 _REDRAW_S = 0.5
 _LINES_IN_NOTEBOOK = 12
@@ -166,12 +167,12 @@ class _Watcher:
             self._screen.close()
 
     def _keep_showing(self) -> None:
-        wait_s = _LONGEST_SILENCE_S
+        wait_s = _FIRST_AFTER_S
         with contextlib.suppress(OSError, ValueError):  # stderr was closed
             while not self._end.wait(max(0.01, wait_s)):
                 with self._lock:
                     now = time.monotonic()
-                    interval_s = self._screen.interval_s if self._is_open else _LONGEST_SILENCE_S
+                    interval_s = self._screen.interval_s if self._has_lines else _FIRST_AFTER_S
                     if now - self._shown >= interval_s:
                         if not self._is_open:
                             self.open()
