@@ -5,7 +5,7 @@ They lie apart so that `qdqtune tune` starts without them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -17,6 +17,7 @@ from qdqtune.config import (
     InputConfig,
     OutputConfig,
     Path,
+    ProgressConfig,
     QuantizationConfig,
     ShapeRangeConfig,
     SizeConfig,
@@ -24,14 +25,12 @@ from qdqtune.config import (
 )
 from qdqtune.options import (
     ANYTHING,
-    FUNCTION,
     MODEL,
     NAME,
     NAMES,
     PATH,
     SWITCH,
     Config,
-    keyword,
     one_of,
     option,
     whole,
@@ -66,7 +65,7 @@ class DialectConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InsertConfig(DialectConfig, CalibrationConfig, InputConfig, OverwriteConfig):
+class InsertConfig(DialectConfig, CalibrationConfig, InputConfig, OverwriteConfig, ProgressConfig):
     """All options of `qdqtune.insert`."""
 
     TITLE: ClassVar[str] = "what to quantize (all of these together)"
@@ -87,9 +86,6 @@ class InsertConfig(DialectConfig, CalibrationConfig, InputConfig, OverwriteConfi
     )  # fmt: skip
     save_placement: Path | None = option(
         None, PATH, "also write the placement", title=OverwriteConfig.TITLE
-    )
-    progress: Callable[[int, int | None], None] | None = keyword(
-        None, FUNCTION, "called with the samples calibrated and their number, if known"
     )
 
     @property
@@ -155,7 +151,7 @@ class ExportConfig(OverwriteConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareConfig(EngineConfig, InputConfig):
+class CompareConfig(EngineConfig, InputConfig, ProgressConfig):
     """All options of `qdqtune.compare`."""
 
     TITLE: ClassVar[str] = "data"
@@ -173,14 +169,10 @@ class CompareConfig(EngineConfig, InputConfig):
         None, whole(1), "use this many samples", "--samples", "--calibration_samples",
         default_text="at most 32 of the data, or 8 random ones",
     )  # fmt: skip
-    progress: Callable[[int, int | None], None] | None = keyword(
-        None, FUNCTION,
-        "called in each of two rounds with the samples done and their number, if known",
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyConfig(EngineConfig, InputConfig):
+class VerifyConfig(EngineConfig, InputConfig, ProgressConfig):
     """All options of `qdqtune.verify`."""
 
     TITLE: ClassVar[str] = "what to check with"
@@ -206,9 +198,6 @@ class VerifyConfig(EngineConfig, InputConfig):
         None, whole(1), "use at most this many samples, as the run did", "--calibration_samples",
         "--samples",
     )  # fmt: skip
-    progress: Callable[[int, int], None] | None = keyword(
-        None, FUNCTION, "called with the rounds done and planned"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +222,7 @@ class InspectConfig(DialectConfig, SizeConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayersConfig(EngineConfig, SizeConfig, ShapeRangeConfig):
+class LayersConfig(EngineConfig, SizeConfig, ShapeRangeConfig, ProgressConfig):
     """All options of `qdqtune.layers_of`."""
 
     TITLE: ClassVar[str] = "layers and groups"

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from qdqtune.options import (
     ANYTHING,
+    CALLBACKS,
     ENGINE_SPECIFIC,
-    FUNCTION,
     KEY_VALUES,
     NAME,
     NAMES,
@@ -89,6 +89,15 @@ def _method_name(text: str) -> str:
         return RangeMethod(text).value
     except ValueError:
         return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgressConfig(Config):
+    """Who is told about a command's progress."""
+
+    callbacks: Sequence[Callback] = keyword(
+        (), CALLBACKS, "called with every step, and with how far long ones are"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,7 +363,6 @@ class OutputConfig(Config):
     force: bool = option(
         False, SWITCH, "replace what is in DIR, including an earlier run", exclusive="earlier run"
     )
-    callbacks: Sequence[Callback] = keyword((), ANYTHING, "called with every step")
     command: str = keyword(FROM_PYTHON, NAME, "what the summary says this call came from")
 
 
@@ -369,6 +377,7 @@ class TuneConfig(
     CalibrationConfig,
     InputConfig,
     ShapeRangeConfig,
+    ProgressConfig,
 ):
     """All options of `qdqtune.tune`."""
 
@@ -400,6 +409,7 @@ class QuantizeConfig(
     AccuracyConfig,
     CalibrationConfig,
     InputConfig,
+    ProgressConfig,
 ):
     """All options of `qdqtune.quantize`.
 
@@ -449,10 +459,6 @@ class QuantizeConfig(
     )  # fmt: skip
     save_placement: Path | None = option(None, PATH, "also write the placement")
     force: bool = option(False, SWITCH, "replace files that exist")
-    progress: Callable[[int, int | None], None] | None = keyword(
-        None, FUNCTION, "called with the samples calibrated and their number, if known"
-    )
-    callbacks: Sequence[Callback] = keyword((), ANYTHING, "called with how far long steps are")
     quantize_mode: InitVar[str | None] = None
     high_precision_dtype: InitVar[Precision | str | None] = None
 
@@ -472,7 +478,7 @@ class QuantizeConfig(
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchConfig(EngineConfig, InputConfig, ShapeRangeConfig):
+class BenchConfig(EngineConfig, InputConfig, ShapeRangeConfig, ProgressConfig):
     """All options of `qdqtune.bench`."""
 
     TITLE: ClassVar[str] = "timing (see docs/timing.md)"
@@ -485,9 +491,6 @@ class BenchConfig(EngineConfig, InputConfig, ShapeRangeConfig):
         None, SECONDS, "least time to measure each model for, however clear the answer is",
         "--min_time", default_text="until the answer is clear",
     )  # fmt: skip
-    progress: Callable[[int, int], None] | None = keyword(
-        None, FUNCTION, "called with the rounds done and planned"
-    )
     opening: int = keyword(
         0, whole(0), "the number of this call among several whose results are taken together"
     )

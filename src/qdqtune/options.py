@@ -107,10 +107,14 @@ def _seconds(text: str) -> float:
     return float(found[1]) * _UNITS_S[found[2]]
 
 
-def _words(value: Any) -> bool:
+def _is_list(value: Any, accepts: Callable[[Any], bool]) -> bool:
     if isinstance(value, str) or not isinstance(value, Sequence):
         return False
-    return all(isinstance(each, str) for each in value)
+    return all(map(accepts, value))
+
+
+def _words(value: Any) -> bool:
+    return _is_list(value, lambda each: isinstance(each, str))
 
 
 def _key_value(text: str) -> tuple[str, str]:
@@ -137,7 +141,7 @@ KEY_VALUES = Kind(
     "KEY=VALUE, or from Python a mapping", lambda value: isinstance(value, Mapping), _key_value,
     dict, metavar="KEY=VALUE",
 )  # fmt: skip
-FUNCTION = Kind("a function", callable)
+CALLBACKS = Kind("a list of functions", lambda value: _is_list(value, callable))
 ANYTHING = Kind("anything", lambda _: True, metavar="SOURCE")
 MODEL = replace(ANYTHING, metavar="FLOAT")
 

@@ -30,7 +30,7 @@ from qdqtune.records._measurement import EngineInfo
 from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import RANDOM_WARNING
 from qdqtune.records._tuning import Blanket, Noise, Seconds, Summary, TuneEvent, TuneResult
-from qdqtune.report._progress import event_line, tune_progress
+from qdqtune.report._progress import event_line, show_progress
 from qdqtune.report._tuning import tune_text
 
 Capture = pytest.CaptureFixture[str]
@@ -280,23 +280,21 @@ def test_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
-    with tune_progress(quiet=False) as watch:
+    with show_progress(eager=True) as watch:
         watch(EVENT)
     shown = screen.getvalue()
-    for words in ("sweep 1", "12/40", "best 1.250x", "1 min 40 s left"):
-        assert words in shown
+    facts = "12 of 40 benchmarks, 1.250x so far, 1 min 40 s left"
+    assert f"4 candidates, \ufffd[2Jbest ({facts})" in shown  # stays
+    assert "sweep 1: 0.0 s so far" in shown  # the live line
+    assert shown.count(f"({facts})") == 1
+    assert f"in all, {facts}" in shown
     assert "\x1b[2J" not in shown
-    with tune_progress(quiet=False) as watch:
-        watch(EVENT)
-        watch(TuneEvent("final", "timing"))
-    last = screen.getvalue().rpartition("final")[2]
-    assert "best 1.250x" in last  # of the search; what comes after it knows no better
 
 
 @pytest.mark.parametrize("screen", [Terminal, io.StringIO])
 def test_quiet_shows_nothing(screen: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", screen())
-    with tune_progress(quiet=True) as watch:
+    with show_progress(quiet=True, eager=True) as watch:
         watch(EVENT)
     assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]
 

@@ -23,7 +23,7 @@ from qdqtune.qdq._read_back import read
 from qdqtune.records._placement import Placement
 from qdqtune.records._tuning import Batch, TuneEvent, TuneResult
 from qdqtune.report._formatting import text_table
-from qdqtune.report._progress import event_line, tune_progress
+from qdqtune.report._progress import event_line, show_progress
 from qdqtune.report._tuning import batches_table, tune_text
 from qdqtune.workflows.tuning._time_budget import PRESETS
 from tests.cli.test_tune import summary
@@ -327,7 +327,7 @@ def test_a_subgraph_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
-    with tune_progress(quiet=False) as watch:
+    with show_progress(eager=True) as watch:
         watch(SUBGRAPH_EVENT)
-    for words in ("subgraphs", "subgraph 3/19", "12 s left for subgraphs"):
+    for words in ("subgraphs", "subgraph 3 of 19", "12 s left for subgraphs"):
         assert words in screen.getvalue()

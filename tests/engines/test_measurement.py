@@ -70,7 +70,10 @@ def test_of_an_engine_that_did_not_say_its_float_type_it_is_unknown():
         (1.005, 1.002, 1.008, 0.01, Verdict.SAME),
         (0.995, 0.992, 0.998, 0.01, Verdict.SAME),
         (1.02, 1.001, 1.04, 0.01, Verdict.FASTER),
-        (1.02, 0.0, math.inf, 0.0, Verdict.SAME),
+        (1.02, 0.0, math.inf, 0.0, Verdict.UNDECIDED),
+        (0.97, 0.71, 1.32, 0.01, Verdict.UNDECIDED),
+        (1.05, 0.98, 1.13, 0.0, Verdict.UNDECIDED),
+        (1.05, 1.01, 1.13, 0.2, Verdict.SAME),
     ],
 )
 def test_verdict(ratio, low, high, margin, verdict):

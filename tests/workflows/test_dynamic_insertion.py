@@ -15,6 +15,7 @@ from qdqtune.qdq._read_back import read
 from qdqtune.records._errors import UsageError
 from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import CalibrationSource
+from qdqtune.records._tuning import TuneEvent
 from qdqtune.workflows._export import float_nodes
 from qdqtune.workflows._insert import insert
 from qdqtune.workflows._inspect import inspect
@@ -64,13 +65,13 @@ def test_op_types_become_dynamic_without_calibration(
 
 
 def test_no_sample_is_run_for_ranges(bert: Path, tmp_path: Path) -> None:
-    seen: list[int] = []
+    events: list[TuneEvent] = []
     report = insert(
         bert, tmp_path / "dynamic.onnx", dynamic=["MatMul"], dialect="onnxruntime",
-        progress=lambda done, _: seen.append(done),
+        callbacks=[events.append],
     )  # fmt: skip
     assert report.calibration is CalibrationSource.NONE
-    assert not seen
+    assert "calibration" not in {event.stage for event in events}
 
 
 def test_stripped_with_its_weights_it_is_the_float_model(bert: Path, tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ def _without_traceback(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from qdqtune.autotune.workflows import existing_baseline, existing_cache
-    from qdqtune.report._progress import tune_progress
+    from qdqtune.report._progress import show_progress
     from qdqtune.report._tuning import autotune_text
     from qdqtune.workflows.tuning._tune import tune
 
@@ -280,7 +280,7 @@ def _run(options: argparse.Namespace) -> int:
         region_filter=get_node_filter_list(options.node_filter_list) or (),
         command=options.command_line,
     )
-    with tune_progress(quiet=False) as watch:
+    with show_progress(eager=True) as watch:
         result = tune(options.onnx_path, config, callbacks=[watch])
     show(options, result, lambda: autotune_text(result))
     return INTERRUPTED if result.summary.stopped == "interrupted" else OK

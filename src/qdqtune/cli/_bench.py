@@ -27,12 +27,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from qdqtune.report._bench import bench_text
-    from qdqtune.report._progress import progress_bar
-    from qdqtune.workflows._bench import bench
+    from qdqtune.report._progress import show_progress
 
     engine, engine_options = chosen_engine(options)
     config = config_from(options, BenchConfig, engine=engine, engine_options=engine_options)
-    with progress_bar("timing", quiet=options.quiet) as progress:
-        record = bench(options.models, config, progress=progress)
+    with show_progress(quiet=options.quiet, first=f"reading {', '.join(options.models)}") as watch:
+        from qdqtune.workflows._bench import bench
+
+        record = bench(options.models, config, callbacks=[watch])
     show(options, record, lambda: bench_text(record))
     return OK if record.ok else FAILED

@@ -41,11 +41,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from qdqtune.report._bench import error_text
-    from qdqtune.report._progress import progress_bar
-    from qdqtune.workflows._compare import compare
+    from qdqtune.report._progress import show_progress
 
     config = config_from(options, CompareConfig)
-    with progress_bar("comparing", quiet=options.quiet) as progress:
-        report = compare(options.float_model, options.quantized_model, config, progress=progress)
+    with show_progress(
+        quiet=options.quiet, first=f"reading {options.float_model} and {options.quantized_model}"
+    ) as watch:
+        from qdqtune.workflows._compare import compare
+
+        report = compare(options.float_model, options.quantized_model, config, callbacks=[watch])
     show(options, report, lambda: error_text(report, options.top))
     return OK

@@ -29,8 +29,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from qdqtune.report._conversions import conversion_text
-    from qdqtune.workflows._convert import convert_model
+    from qdqtune.report._progress import show_progress
 
-    report = convert_model(options.model, options.output, config_from(options, ConvertConfig))
+    config = config_from(options, ConvertConfig)
+    with show_progress(quiet=options.quiet, first=f"converting {options.model}"):
+        from qdqtune.workflows._convert import convert_model
+
+        report = convert_model(options.model, options.output, config)
     show(options, report, lambda: conversion_text(report))
     return OK

@@ -20,8 +20,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from qdqtune.report._health import health_text
-    from qdqtune.workflows._doctor import examine
+    from qdqtune.report._progress import show_progress
 
-    health = examine()
+    with show_progress(quiet=options.quiet, first="starting every engine"):
+        from qdqtune.workflows._doctor import examine
+
+        health = examine()
     show(options, health, lambda: health_text(health))
     return OK if any(engine.usable and engine.measures for engine in health.engines) else FAILED

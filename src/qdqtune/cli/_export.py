@@ -58,13 +58,15 @@ def run(options: argparse.Namespace) -> int:
 
 def _write_list(options: argparse.Namespace, tool: str, config: ExportConfig) -> None:
     from qdqtune.graph._files import check_writable, write_text
+    from qdqtune.report._progress import show_progress
     from qdqtune.report._tuning import exclusion_list
     from qdqtune.workflows._export import float_nodes
 
     output = options.output
     if output is not None:
         check_writable(output, force=config.force)
-    names = float_nodes(options.folder, against=config.against)
+    with show_progress(quiet=options.quiet, first=f"reading {options.folder}"):
+        names = float_nodes(options.folder, against=config.against)
     text = json.dumps(exclusion_list(tool, names), indent=1)
     if output is None:
         print(text)
@@ -75,6 +77,7 @@ def _write_list(options: argparse.Namespace, tool: str, config: ExportConfig) ->
 
 
 def _write_candidate(options: argparse.Namespace, config: ExportConfig) -> None:
+    from qdqtune.report._progress import show_progress
     from qdqtune.report._tuning import candidates_record, candidates_text
     from qdqtune.workflows._export import export, list_candidates
 
@@ -85,7 +88,8 @@ def _write_candidate(options: argparse.Namespace, config: ExportConfig) -> None:
     chosen = _chosen(options.folder, config.candidate, candidates)
     if options.output is None:
         raise UsageError("No output file was given.", "Name it: -o OUT.onnx.")
-    report = export(options.folder, chosen.id, options.output, force=config.force)
+    with show_progress(quiet=options.quiet, first=f"writing candidate {chosen.id}"):
+        report = export(options.folder, chosen.id, options.output, force=config.force)
     text = f"{report.output}: candidate {chosen.id}, {chosen.tensors} tensors quantized"
     show(options, report, lambda: printable(text))
 

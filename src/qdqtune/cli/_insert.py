@@ -28,12 +28,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from qdqtune.report._progress import progress_bar
+    from qdqtune.report._progress import show_progress
     from qdqtune.report._quantization import insertion_text
-    from qdqtune.workflows._insert import insert
 
     config = config_from(options, InsertConfig)
-    with progress_bar("calibrating", quiet=options.quiet) as progress:
-        report = insert(options.model, options.output, config, progress=progress)
+    with show_progress(quiet=options.quiet, first=f"reading {options.model}") as watch:
+        from qdqtune.workflows._insert import insert
+
+        report = insert(options.model, options.output, config, callbacks=[watch])
     show(options, report, lambda: insertion_text(report))
     return OK

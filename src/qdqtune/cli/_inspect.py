@@ -76,33 +76,44 @@ def run(options: argparse.Namespace) -> int:
 
 def _show_groups(options: argparse.Namespace, shown: ShownConfig) -> None:
     from qdqtune.report._inspection import groups_text
-    from qdqtune.workflows._inspect import groups_of
+    from qdqtune.report._progress import show_progress
 
     _refuse(options, "can't be used with --groups", "layers", *_OF_REGIONS)
     config = config_from(options, GroupsConfig)
     if config.graph_json is not None:
         _refuse(options, "can't be used with --graph_json", *_OF_RUNS)
-    record = groups_of(options.model, config)
+    with show_progress(quiet=options.quiet, first=f"reading {options.model}") as watch:
+        from qdqtune.workflows._inspect import groups_of
+
+        record = groups_of(options.model, config, callbacks=[watch])
     by_time, most = shown.sort == "time", shown.max_items
     show(options, record, lambda: groups_text(record, by_time=by_time, max_items=most))
 
 
 def _show_layers(options: argparse.Namespace, shown: ShownConfig) -> None:
     from qdqtune.report._inspection import layers_text
-    from qdqtune.workflows._inspect import layers_of
+    from qdqtune.report._progress import show_progress
 
     _refuse(options, "can't be used with --layers", *_OF_REGIONS)
-    record = layers_of(options.model, config_from(options, LayersConfig))
+    config = config_from(options, LayersConfig)
+    with show_progress(quiet=options.quiet, first=f"reading {options.model}") as watch:
+        from qdqtune.workflows._inspect import layers_of
+
+        record = layers_of(options.model, config, callbacks=[watch])
     by_time, most = shown.sort == "time", shown.max_items
     show(options, record, lambda: layers_text(record, by_time=by_time, max_items=most))
 
 
 def _show_regions(options: argparse.Namespace, shown: ShownConfig) -> None:
     from qdqtune.report._inspection import inspection_text
-    from qdqtune.workflows._inspect import inspect
+    from qdqtune.report._progress import show_progress
 
     _refuse(options, "requires --layers or --groups", *_OF_RUNS)
-    record = inspect(options.model, config_from(options, InspectConfig))
+    config = config_from(options, InspectConfig)
+    with show_progress(quiet=options.quiet, first=f"finding the regions of {options.model}"):
+        from qdqtune.workflows._inspect import inspect
+
+        record = inspect(options.model, config)
     every, most = shown.all_regions, shown.max_items
     show(options, record, lambda: inspection_text(record, all_regions=every, max_items=most))
 

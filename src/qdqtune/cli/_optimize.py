@@ -28,9 +28,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from qdqtune.report._conversions import optimization_text
-    from qdqtune.workflows._optimize import optimize_file
+    from qdqtune.report._progress import show_progress
 
     config = config_from(options, OverwriteConfig)
-    report = optimize_file(options.model, options.output, force=config.force)
+    with show_progress(quiet=options.quiet, first=f"reading and folding {options.model}"):
+        from qdqtune.workflows._optimize import optimize_file
+
+        report = optimize_file(options.model, options.output, force=config.force)
     show(options, report, lambda: optimization_text(report))
     return OK

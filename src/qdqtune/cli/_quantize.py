@@ -28,12 +28,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from qdqtune.report._progress import step_progress
+    from qdqtune.report._progress import show_progress
     from qdqtune.report._quantization import quantize_text
-    from qdqtune.workflows._quantize import quantize
 
     config = config_from(options, QuantizeConfig)
-    with step_progress(quiet=options.quiet) as watch:
+    with show_progress(quiet=options.quiet, first=f"reading {options.model}") as watch:
+        from qdqtune.workflows._quantize import quantize
+
         report = quantize(options.model, options.output, config, callbacks=[watch]).report
     show(options, report, lambda: quantize_text(report, every_node=options.verbose > 0))
     return OK

@@ -29,16 +29,19 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from qdqtune.report._conversions import shapes_text
-    from qdqtune.workflows._shapes import fix_shapes, show_shapes
+    from qdqtune.report._progress import show_progress
 
-    config = config_from(options, ShapesConfig)
-    if options.output is not None:
-        report = fix_shapes(
-            options.model, options.output, config.inputs, config.batch_size, config.force
-        )
-    elif config.inputs is not None or config.batch_size is not None:
+    config, output = config_from(options, ShapesConfig), options.output
+    if output is None and (config.inputs is not None or config.batch_size is not None):
         raise UsageError("No output file was given.", "Name it: -o OUT.onnx.")
-    else:
-        report = show_shapes(options.model)
+    with show_progress(quiet=options.quiet, first=f"finding the shapes of {options.model}"):
+        from qdqtune.workflows._shapes import fix_shapes, show_shapes
+
+        if output is None:
+            report = show_shapes(options.model)
+        else:
+            report = fix_shapes(
+                options.model, output, config.inputs, config.batch_size, config.force
+            )
     show(options, report, lambda: shapes_text(report))
     return OK

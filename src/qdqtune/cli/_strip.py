@@ -27,9 +27,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
+    from qdqtune.report._progress import show_progress
     from qdqtune.report._quantization import stripping_text
-    from qdqtune.workflows._strip import strip
 
-    report = strip(options.model, options.output, config_from(options, StripConfig))
+    config = config_from(options, StripConfig)
+    with show_progress(quiet=options.quiet, first=f"removing Q/DQ from {options.model}"):
+        from qdqtune.workflows._strip import strip
+
+        report = strip(options.model, options.output, config)
     show(options, report, lambda: stripping_text(report))
     return OK

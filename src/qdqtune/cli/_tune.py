@@ -43,11 +43,12 @@ def run(options: argparse.Namespace) -> int:
     config = config_from(options, TuneConfig, engine=engine, engine_options=engine_options)
     if config_from(options, DryRunConfig).dry_run:
         return _plan(options, config)
-    from qdqtune.report._progress import tune_progress
+    from qdqtune.report._progress import show_progress
     from qdqtune.report._tuning import tune_text
-    from qdqtune.workflows.tuning._tune import tune
 
-    with tune_progress(quiet=options.quiet) as watch:
+    with show_progress(quiet=options.quiet, eager=True, first=f"reading {options.model}") as watch:
+        from qdqtune.workflows.tuning._tune import tune
+
         result = tune(options.model, config, callbacks=[watch], command=options.command_line)
     show(options, result, lambda: tune_text(result))
     return INTERRUPTED if result.summary.stopped == "interrupted" else OK

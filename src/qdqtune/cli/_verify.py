@@ -30,11 +30,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from qdqtune.report._bench import verify_text
-    from qdqtune.report._progress import progress_bar
-    from qdqtune.workflows._verify import verify
+    from qdqtune.report._progress import show_progress
 
     config = config_from(options, VerifyConfig)
-    with progress_bar("timing", quiet=options.quiet) as progress:
-        report = verify(options.model, config, progress=progress)
+    with show_progress(quiet=options.quiet, first=f"reading {options.model}") as watch:
+        from qdqtune.workflows._verify import verify
+
+        report = verify(options.model, config, callbacks=[watch])
     show(options, report, lambda: verify_text(report))
     return OK if report.ok else FAILED

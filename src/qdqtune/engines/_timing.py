@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from qdqtune.records._measurement import Comparison, Verdict
+from qdqtune.records._measurement import Comparison
 
 Blocks = list[tuple[float, ...]]
 """The kept samples of one model, in milliseconds, block by block."""
@@ -309,7 +309,7 @@ def take_turns(
             compare_blocks(blocks[0], each, sure, is_for_later=plan.fixed, contention=share)
             for each in blocks[1:]
         ]
-        if ended or all(each.verdict is not Verdict.SAME for each in comparisons):
+        if ended or all(each.verdict.differs for each in comparisons):
             break
     return blocks, comparisons
 

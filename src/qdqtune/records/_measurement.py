@@ -74,12 +74,22 @@ def _fault_of(blocks_ms: tuple[tuple[float, ...], ...]) -> str | None:
     return None
 
 
+# Two models of which one may be faster by more than this are not called the same.
+_MUCH = 0.1
+
+
 class Verdict(enum.Enum):
     """The conclusion of a comparison about the candidate."""
 
     FASTER = "faster"
     SLOWER = "slower"
     SAME = "same"
+    UNDECIDED = "undecided"
+
+    @property
+    def differs(self) -> bool:
+        """Whether one of the two is faster than the other."""
+        return self in (Verdict.FASTER, Verdict.SLOWER)
 
 
 @dataclass(frozen=True)
@@ -112,12 +122,16 @@ class Comparison(Record):
 
     @property
     def verdict(self) -> Verdict:
-        """FASTER or SLOWER if the whole interval and more than the margin support it."""
+        """FASTER or SLOWER if the whole interval and more than the margin support it.
+
+        Otherwise UNDECIDED if the interval is so wide that one may be much faster, else SAME.
+        """
         if self.low > 1.0 and self.ratio > 1.0 + self.margin:
             return Verdict.FASTER
         if self.high < 1.0 and self.ratio < 1.0 / (1.0 + self.margin):
             return Verdict.SLOWER
-        return Verdict.SAME
+        much = 1.0 + max(_MUCH, self.margin)
+        return Verdict.SAME if self.low * much >= 1.0 and self.high <= much else Verdict.UNDECIDED
 
 
 @dataclass(frozen=True)

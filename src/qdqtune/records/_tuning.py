@@ -30,17 +30,21 @@ ENGINE_FAILED = "engine failed"
 
 @dataclass(frozen=True)
 class TuneEvent:
-    """A progress event of a run.
+    """A progress event of a command: a step, or how far a step is if `done` is a number.
 
     Attributes:
         stage: The current stage: ``calibration``, ``noise``, ``seeds``, ``cuts``, ...
-        message: What happened, in one line.
+        message: What happened or begins, in one line; what is counted if `done` is a number.
         benchmarks: Candidates built and timed so far.
         known: Candidates whose timing came from earlier runs.
         planned: Estimated total number of candidates; None while unknown.
         speedup: Estimated speedup of the best candidate so far over the float model.
         seconds: Seconds since the run began.
-        eta_s: Estimated seconds left; None while unknown.
+        eta_s: Estimated seconds left: of the step if `done` is a number, otherwise of the run;
+            None while unknown.
+        done: Amount done of a step that goes on, such as samples; None for a step.
+        total: The whole amount; None if unknown.
+        budget_left_s: Seconds left of the run's budget; None without a budget.
     """
 
     stage: str
@@ -51,6 +55,9 @@ class TuneEvent:
     seconds: float = 0.0
     eta_s: float | None = None
     known: int = 0
+    done: int | None = None
+    total: int | None = None
+    budget_left_s: float | None = None
 
 
 QUIETER = (

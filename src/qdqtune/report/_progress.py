@@ -1,160 +1,335 @@
-"""Progress of a command: bars and a live line on a terminal, one line per step elsewhere."""
+"""Progress of a command: every step once, as a line, and how far the current one is.
+
+On a terminal, the current step has a live line below the steps before it. In a pipe, how far it is
+becomes a line whenever nothing was written for a while. A notebook has one output, which is
+updated.
+"""
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import html
 import logging
 import sys
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any, Protocol
 
 from qdqtune.records._printable import message, printable
 from qdqtune.records._tuning import TuneEvent
 from qdqtune.report._formatting import duration
 
-if TYPE_CHECKING:
-    from rich.progress import ProgressColumn
-
 _SUBGRAPHS = "subgraphs"  # the stage whose steps are subgraphs instead of whole models
-# Seldom, because redrawing the bar takes time on the machine that is measuring.
-_REFRESHES_PER_S = 2
-_WIDEST = 48
+# Nobody should wait for more than two seconds without a sign of life.
+_LONGEST_SILENCE_S = 1.8
+_FIRST_AFTER_S = 1.2  # Python takes some time to start
+# Seldom, because redrawing takes time on the machine that is measuring.
+_REDRAW_S = 0.5
+_LINES_IN_NOTEBOOK = 12
+_ROUNDED_S = 1.0  # a difference that durations don't show
 
 Watch = Callable[[TuneEvent], None]
 
 
 @contextmanager
-def progress_bar(title: str, *, quiet: bool) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a bar on stderr with the time left.
-
-    Args:
-        title: The current task.
-        quiet: Whether to show nothing.
-
-    Yields:
-        A function that takes the amount done and the total, if the total is known.
-    """
-    if quiet or not sys.stderr.isatty():
-        yield _ignore
-        return
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with _live(title, *columns) as update:
-        yield lambda done, total: update(completed=done, total=total)
-
-
-@contextmanager
-def tune_progress(*, quiet: bool) -> Iterator[Watch]:
-    """Show the progress of a run on stderr.
+def show_progress(
+    *, quiet: bool = False, eager: bool = False, first: str = "starting"
+) -> Iterator[Watch]:
+    """Show the progress of a command: on stderr, or in the output of a notebook's cell.
 
     Args:
         quiet: Whether to show nothing.
+        eager: Whether to show the first steps at once; otherwise nothing is shown of a command
+            that ends within two seconds.
+        first: What the command does until its first event.
 
     Yields:
-        A callback for the run.
+        A callback for the command: ``callbacks=[watch]``.
     """
-    if quiet or not sys.stderr.isatty():
-        yield _ignore if quiet else _print_line
+    if quiet:
+        yield lambda _event: None
         return
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-
-    # Show only our own fields, and no markup: a message can contain names from the model.
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[count]}", markup=False),
-        TextColumn("best {task.fields[best]:.3f}x", markup=False),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}", markup=False),
-    )
-    with _live("starting", *columns, count="", best=1.0, left="") as update:
-
-        def show(event: TuneEvent) -> None:
-            # Only the search knows the quality of its best result; its columns show its state.
-            is_search = event.planned is not None
-            shown = event.stage if is_search else f"{event.stage}: {event.message}"
-            counted = "subgraph " if event.stage == _SUBGRAPHS else ""
-            update(
-                description=printable(shown)[:_WIDEST],
-                completed=_done(event),
-                total=event.planned,
-                count=f"{counted}{_done(event)}/{event.planned}" if event.planned else "",
-                left="" if event.eta_s is None else _left(event.stage, event.eta_s),
-                **({"best": event.speedup} if is_search else {}),
-            )
-
-        yield show
-
-
-@contextmanager
-def step_progress(*, quiet: bool) -> Iterator[Watch]:
-    """Show the current step on stderr, for work that has no best result so far.
-
-    Args:
-        quiet: Whether to show nothing.
-
-    Yields:
-        A callback for the steps.
-    """
-    if quiet or not sys.stderr.isatty():
-        yield _ignore if quiet else _print_line
-        return
-    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    # No markup: a message can contain names from the model.
-    step = TextColumn("{task.description}", markup=False)
-    with _live("starting", SpinnerColumn(), step, TimeElapsedColumn()) as update:
-
-        def show(event: TuneEvent) -> None:
-            left = "" if event.eta_s is None else f", {_left(event.stage, event.eta_s)}"
-            update(description=printable(f"{event.stage}: {event.message}{left}"))
-
-        yield show
+    watcher = _Watcher(_choose_screen(), TuneEvent("model", first))
+    with contextlib.closing(watcher):
+        if eager:
+            watcher.open()
+        yield watcher
 
 
 def event_line(event: TuneEvent) -> str:
-    """Format one step as a log line."""
-    facts = [_benchmarks(event)] if event.benchmarks or event.planned else []
+    """Format an event as a log line."""
+    facts = _facts(event)
+    also = f" ({', '.join(facts)})" if facts else ""
+    what = event.message if event.done is None else _amount(event)
+    return message(f"[{duration(event.seconds)}] {event.stage}: {what}{also}")
+
+
+def _facts(event: TuneEvent) -> list[str]:
+    """List the figures of an event: benchmarks, the best so far, the time left."""
+    facts = []
+    if event.benchmarks or event.planned:
+        facts.append(_benchmarks(event))
     if event.known:
         facts.append(f"{event.known} known from before")
-    if event.planned and event.stage != _SUBGRAPHS:
+    if event.speedup != 1.0 or (event.planned and event.stage != _SUBGRAPHS):
         facts.append(f"{event.speedup:.3f}x so far")
     if event.eta_s is not None:
-        facts.append(_left(event.stage, event.eta_s))
-    also = f" ({', '.join(facts)})" if facts else ""
-    return message(f"[{duration(event.seconds)}] {event.stage}: {event.message}{also}")
+        of = " for subgraphs" if event.stage == _SUBGRAPHS else ""
+        facts.append(f"{duration(event.eta_s)} left{of}")
+    budget_s = event.budget_left_s
+    if budget_s is not None and (event.eta_s is None or budget_s - event.eta_s > _ROUNDED_S):
+        facts.append(f"budget: {duration(budget_s)} left")
+    return facts
 
 
-def _ignore(*_: Any) -> None:
-    pass
+def _benchmarks(event: TuneEvent) -> str:
+    done = event.benchmarks + event.known
+    if event.stage == _SUBGRAPHS:
+        return f"subgraph {done} of {event.planned}"
+    if event.planned is None:
+        return f"{event.benchmarks} benchmarks"
+    return f"{done} of {event.planned} benchmarks"
 
 
-def _print_line(event: TuneEvent) -> None:
-    sys.stderr.write(event_line(event) + "\n")
-    sys.stderr.flush()
+def _amount(event: TuneEvent) -> str:
+    of = "" if event.total is None else f" of {event.total}"
+    return f"{event.message}: {event.done}{of}"
 
 
-@contextmanager
-def _live(title: str, *columns: ProgressColumn, **fields: Any) -> Iterator[Callable[..., None]]:
-    """Show a bar, with log lines above it; yields a function that updates what it shows."""
-    from rich.console import Console
-    from rich.progress import Progress
+class _Screen(Protocol):
+    """Where progress is shown.
 
-    bar = Progress(
-        *columns,
-        console=Console(stderr=True),
-        transient=True,
-        refresh_per_second=_REFRESHES_PER_S,
-    )
-    with bar, _logs_above():
-        yield functools.partial(bar.update, bar.add_task(title, total=None, **fields))
+    Attributes:
+        interval_s: The longest time until the current step is shown again.
+    """
+
+    interval_s: float
+
+    def open(self) -> None:
+        """Begin to show something."""
+
+    def add(self, line: str, event: TuneEvent) -> None:
+        """Show a line for good: that of a step, which becomes the current one."""
+
+    def update(self, event: TuneEvent) -> None:
+        """Show how far the current step is, as the message of the event says."""
+
+    def close(self) -> None:
+        """Show nothing more."""
+
+
+class _Watcher:
+    """Takes events, and shows the last one again while none comes.
+
+    Args:
+        screen: Where they are shown.
+        first: The step that the command begins with.
+    """
+
+    def __init__(self, screen: _Screen, first: TuneEvent) -> None:
+        self._screen = screen
+        self._event = first
+        self._began = self._came = self._step_began = self._shown = time.monotonic()
+        self._is_open = self._has_lines = False
+        self._lock = threading.RLock()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._keep_showing, daemon=True)
+        self._thread.start()
+
+    def __call__(self, event: TuneEvent) -> None:
+        """Take an event."""
+        with self._lock:
+            now, last = time.monotonic(), self._event
+            is_step = event.done is None
+            if is_step or (event.stage, event.message) != (last.stage, last.message):
+                self._step_began = now
+            self._event, self._came = event, now
+            if self._is_open and is_step:
+                self._add(now)
+            elif self._is_open and now - self._shown >= self._screen.interval_s:
+                self._show_again(now)
+
+    def open(self) -> None:
+        """Show the next step at once."""
+        with self._lock:
+            self._is_open = True
+            self._screen.open()
+
+    def close(self) -> None:
+        """Show nothing more."""
+        self._end.set()
+        self._thread.join()
+        if self._is_open:
+            self._screen.close()
+
+    def _keep_showing(self) -> None:
+        wait_s = _FIRST_AFTER_S
+        with contextlib.suppress(OSError, ValueError):  # stderr was closed
+            while not self._end.wait(max(0.01, wait_s)):
+                with self._lock:
+                    now = time.monotonic()
+                    interval_s = self._screen.interval_s if self._has_lines else _FIRST_AFTER_S
+                    if now - self._shown >= interval_s:
+                        if not self._is_open:
+                            self.open()
+                        show = self._show_again if self._has_lines else self._add
+                        show(now)
+                    wait_s = self._shown + interval_s - now
+
+    def _add(self, now: float) -> None:
+        self._screen.add(event_line(self._aged(now)), self._so_far(now))
+        self._shown, self._has_lines = now, True
+
+    def _show_again(self, now: float) -> None:
+        self._screen.update(self._so_far(now))
+        self._shown = now
+
+    def _so_far(self, now: float) -> TuneEvent:
+        """Return the event with what is done of it instead of its message."""
+        event = self._aged(now)
+        if event.done is not None:
+            return event
+        return replace(event, message=f"{duration(now - self._step_began)} so far")
+
+    def _aged(self, now: float) -> TuneEvent:
+        """Return the event as if it came now; an estimate that was too short is dropped."""
+        event, age_s = self._event, now - self._came
+        eta_s, budget_left_s = event.eta_s, event.budget_left_s
+        return replace(
+            event,
+            seconds=now - self._began,  # steps of several functions may come here
+            eta_s=None if eta_s is None or 0.0 < eta_s < age_s else max(0.0, eta_s - age_s),
+            budget_left_s=None if budget_left_s is None else max(0.0, budget_left_s - age_s),
+        )
+
+
+def _choose_screen() -> _Screen:
+    if _in_notebook():
+        return _Notebook()
+    return _Terminal() if sys.stderr.isatty() else _Lines()
+
+
+class _Lines:
+    """A pipe or a file: lines only."""
+
+    interval_s = _LONGEST_SILENCE_S
+
+    def open(self) -> None:
+        """See `_Screen`."""
+
+    def add(self, line: str, event: TuneEvent) -> None:  # noqa: ARG002 - the line says it
+        """See `_Screen`."""
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+    def update(self, event: TuneEvent) -> None:
+        """See `_Screen`."""
+        self.add(event_line(event), event)
+
+    def close(self) -> None:
+        """See `_Screen`."""
+
+
+class _Terminal:
+    """A terminal: lines, and below them a live line."""
+
+    interval_s = _REDRAW_S
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+
+    def open(self) -> None:
+        """See `_Screen`."""
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+        from rich.table import Column
+
+        # No markup: a message can contain names from the model.
+        whole_line = Column(no_wrap=True, overflow="ellipsis")
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False, table_column=whole_line),
+            BarColumn(bar_width=16),
+            TextColumn("{task.fields[facts]}", markup=False, table_column=whole_line),
+            console=Console(stderr=True),
+            transient=True,
+            auto_refresh=False,
+            redirect_stdout=sys.stdout.isatty(),  # a pipe gets the results, as always
+        )
+        self._stack.enter_context(self._bar)
+        self._stack.enter_context(_logs_above())
+        self._task = self._bar.add_task("starting", total=None, facts="")
+
+    def add(self, line: str, event: TuneEvent) -> None:
+        """See `_Screen`."""
+        self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self.update(event)
+
+    def update(self, event: TuneEvent) -> None:
+        """See `_Screen`."""
+        what = event.message if event.done is None else _amount(event)
+        is_counted = event.done is not None
+        self._bar.update(
+            self._task,
+            description=printable(f"{event.stage}: {what}"),
+            completed=event.done if is_counted else event.benchmarks + event.known,
+            total=event.total if is_counted else event.planned,
+            facts=printable(", ".join([f"{duration(event.seconds)} in all", *_facts(event)])),
+        )
+        self._bar.refresh()
+
+    def close(self) -> None:
+        """See `_Screen`."""
+        self._stack.close()
+
+
+class _Notebook:
+    """A cell of a notebook: its last lines in one output, which is updated."""
+
+    interval_s = 1.0
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=_LINES_IN_NOTEBOOK)
+        self._output: Any = None
+
+    def open(self) -> None:
+        """See `_Screen`."""
+        from IPython.display import display
+
+        self._output = display(self._shown(""), raw=True, display_id=True)
+
+    def add(self, line: str, event: TuneEvent) -> None:
+        """See `_Screen`."""
+        self._lines.append(line)
+        self.update(event)
+
+    def update(self, event: TuneEvent) -> None:
+        """See `_Screen`."""
+        self._output.update(self._shown(event_line(event)), raw=True)
+
+    def close(self) -> None:
+        """See `_Screen`."""
+        self._output.update(self._shown(""), raw=True)
+
+    def _shown(self, now: str) -> dict[str, str]:
+        text = "\n".join(filter(None, (*self._lines, now)))
+        return {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}
+
+
+def _in_notebook() -> bool:
+    """Whether IPython runs us in a kernel, which shows outputs in cells."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
 
 
 @contextmanager
 def _logs_above() -> Iterator[None]:
-    """Send log lines through the current `sys.stderr`, which prints them above the bar."""
+    """Send log lines through the current `sys.stderr`, which prints them above the live line."""
     handlers = [one for one in logging.getLogger().handlers if type(one) is logging.StreamHandler]
     before = [handler.setStream(sys.stderr) for handler in handlers]
     try:
@@ -163,20 +338,3 @@ def _logs_above() -> Iterator[None]:
         for handler, stream in zip(handlers, before, strict=True):
             if stream is not None:
                 handler.setStream(stream)
-
-
-def _benchmarks(event: TuneEvent) -> str:
-    if event.stage == _SUBGRAPHS:
-        return f"subgraph {_done(event)} of {event.planned}"
-    if event.planned is None:
-        return f"{event.benchmarks} benchmarks"
-    return f"{_done(event)} of {event.planned} benchmarks"
-
-
-def _left(stage: str, eta_s: float) -> str:
-    """Format the time left; while subgraphs are timed, the duration of whole models is unknown."""
-    return f"{duration(eta_s)} left{' for subgraphs' if stage == _SUBGRAPHS else ''}"
-
-
-def _done(event: TuneEvent) -> int:
-    return event.benchmarks + event.known

@@ -22,7 +22,7 @@ from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._worker import OpenModel
 from qdqtune.engines.layers._mapper import nodes_of_layers
 from qdqtune.graph._index import GraphIndex
-from qdqtune.records._measurement import EngineInfo, Verdict
+from qdqtune.records._measurement import EngineInfo
 from qdqtune.testing._bench import TOWER_LAYERS, Bench, feeds_of, tower_feeds
 from qdqtune.testing._computing import quantized_op
 
@@ -188,7 +188,7 @@ class TimesModels:
                 bench.worker, [path, path], feeds, budget_s=_AA_BUDGET_S
             )
             assert compared is not None, [each.error for each in measured]
-            found = same if compared.verdict is Verdict.SAME else different
+            found = different if compared.verdict.differs else same
             found.append(compared.ratio)
             if len(same) == _AA_LEAST_SAME:
                 return

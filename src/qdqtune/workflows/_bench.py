@@ -30,6 +30,7 @@ from qdqtune.records._errors import EngineError, UsageError
 from qdqtune.records._inputs import InputRequest, request_of, shape_text
 from qdqtune.records._measurement import BenchmarkEntry, BenchRecord, EngineInfo, Measurement
 from qdqtune.workflows._arguments import AnyModel, as_file, name_of, wrong_type
+from qdqtune.workflows._progress_reporter import ProgressReporter
 from qdqtune.workflows._sample_provider import (
     check_takes_ranges,
     options_with_ranges,
@@ -71,6 +72,8 @@ def bench(models: Sequence[AnyModel], config: BenchConfig) -> BenchRecord:
     least = request_of(config.min_shapes, "min_shapes")
     most = request_of(config.max_shapes, "max_shapes")
     names = [name_of(model, f"models[{number}]") for number, model in enumerate(models)]
+    reporter = ProgressReporter(config.callbacks)
+    reporter.tell("model", f"reading {', '.join(names)}")
     with ExitStack() as stack:
         paths = [
             str(stack.enter_context(as_file(model, shown)))
@@ -84,11 +87,12 @@ def bench(models: Sequence[AnyModel], config: BenchConfig) -> BenchRecord:
         options = SessionOptions(threads=config.threads, engine_options=all_options)
         worker = stack.enter_context(Worker(name, options, opening=config.opening))
         info = engine_info(worker, name)
+        reporter.tell("engine", f"opening the models with {registry.title(name)} {info.version}")
         outputs = _OutputErrors()
         compares = registry.entry(name).measures and _tells_outputs(worker, name, paths[0], feeds)
         measured, compared = compare_files(
             worker, paths, feeds, runs=config.runs, min_time_s=config.min_time_s,
-            progress=config.progress,
+            progress=reporter.counter("timing", "rounds"),
             take_outputs=outputs.take if compares else None,
         )  # fmt: skip
         _explain(name, paths, measured)

@@ -34,10 +34,12 @@ from qdqtune.records._ranges import CalibrationSource
 from qdqtune.workflows._accuracy_evaluator import Kernels, kernels_of
 from qdqtune.workflows._arguments import AnyModel, as_file, name_of
 from qdqtune.workflows._bench import common_request, engine_info, signature
+from qdqtune.workflows._progress_reporter import ProgressReporter
 from qdqtune.workflows._source_model import float32_twin, has_types
 
 _OTHER_INPUTS = "Feed it with what it gets in use; of open dims, not all sizes may be possible."
 _RANDOM_SAMPLES = 8
+_ROUNDS = {Wiring.OWN: "error of each op alone", Wiring.ACCUMULATED: "accumulated error"}
 _MOST_SAMPLES = 32
 
 _Samples = Callable[[], Iterable[Feeds]]
@@ -60,6 +62,8 @@ def compare(float_model: AnyModel, quantized_model: AnyModel, config: CompareCon
     name = _with_kernels(config.engine)
     options = SessionOptions(threads=config.threads, engine_options=config.engine_options or {})
     with contextlib.ExitStack() as stack:
+        reporter = ProgressReporter(config.callbacks)
+        reporter.tell("model", "reading the models")
         original = _open(stack.enter_context(as_file(float_model, "float_model")))
         quantized = _open(stack.enter_context(as_file(quantized_model, "quantized_model")))
         _check_roles(original, quantized)
@@ -71,6 +75,7 @@ def compare(float_model: AnyModel, quantized_model: AnyModel, config: CompareCon
         kernels = Kernels(worker.engine, worker, AS_WRITTEN)
         if name is not None:
             kernels = kernels_of(worker, worker, info)
+        reporter.tell("outputs", f"running both models on {describe()}")
         outputs = _outputs(original, quantized, kernels, samples, Path(room))
         pairing = Pairing(original.model, quantized.model)
         if not outputs and not pairing.ops:
@@ -83,8 +88,15 @@ def compare(float_model: AnyModel, quantized_model: AnyModel, config: CompareCon
         failure = ""
         try:
             own, accumulated = (
-                op_errors(runner, pairing, wiring, samples(), Path(room), config.progress)
-                for wiring in (Wiring.OWN, Wiring.ACCUMULATED)
+                op_errors(
+                    runner,
+                    pairing,
+                    wiring,
+                    samples(),
+                    Path(room),
+                    reporter.counter("layers", f"samples, {what}"),
+                )
+                for wiring, what in _ROUNDS.items()
             )
             layers = tuple(LayerError(error, accumulated.get(node)) for node, error in own.items())
         except EngineError as error:

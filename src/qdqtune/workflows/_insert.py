@@ -51,6 +51,7 @@ from qdqtune.workflows._arguments import (
     in_form_of,
     output_file,
 )
+from qdqtune.workflows._progress_reporter import ProgressReporter
 from qdqtune.workflows._sample_provider import (
     SampleProvider,
     check_method,
@@ -84,15 +85,17 @@ def insert(
         QdqtuneError: For any error that the user can act on.
     """
     engine, dialect = choose_dialect(config.engine, config.dialect)
+    reporter = ProgressReporter(config.callbacks)
     least_opset = dialect.format_of(config.quant_type).least_opset
     data, force, save_placement = config.calibration_data, config.force, config.save_placement
     with as_file(model) as path, output_file(model, output) as target:
         check_targets(target, save_placement, path, force=force)
+        reporter.tell("model", f"reading and folding {path.name}")
         source = open_source(path, least_opset, config.float_type)
         check_method(config.range_method, data)
         provider = sample_provider(source, config.input_request, data, config.calibration_samples)
         with TemporaryFolder(target.parent) as folder:
-            insertion = _Insertion(config, source, provider, engine, dialect)
+            insertion = _Insertion(config, source, provider, engine, dialect, reporter)
             quantized, report = insertion.run(folder)
             save_model(quantized, target, force=force)
         if save_placement is not None:
@@ -111,6 +114,7 @@ class _Insertion:
     provider: SampleProvider
     engine: str
     dialect: Dialect
+    reporter: ProgressReporter
 
     def run(self, folder: Path) -> tuple[ir.Model, InsertReport]:
         """Calibrate with every requested method, and return the most accurate result.
@@ -135,10 +139,11 @@ class _Insertion:
             )
             ways = ranges_in_every_way(
                 source, base, worker, selection.placement, provider, layout, config.range_method,
-                config.progress,
+                self.reporter.counter("calibration", "samples"),
             )  # fmt: skip
             first = next(iter(ways.values()))
             inserter = Inserter(base, self.dialect, config.quant_type, first, source.encodings)
+            self.reporter.tell("accuracy", "comparing outputs with the float model")
             for way, ranges in ways.items():
                 inserter = inserter.with_ranges(ranges)
                 candidate = inserter.write(selection.placement, f"candidate_{way.value}")

@@ -58,6 +58,7 @@ from qdqtune.workflows._arguments import AnyModel, as_file, choose_dialect, name
 from qdqtune.workflows._bench import engine_info
 from qdqtune.workflows._benchmarks import TrtExecBenchmark
 from qdqtune.workflows._convert import told_options, wanted_type
+from qdqtune.workflows._progress_reporter import ProgressReporter
 from qdqtune.workflows._sample_provider import (
     check_takes_ranges,
     options_with_ranges,
@@ -305,7 +306,9 @@ def layers_of(model: AnyModel, config: LayersConfig) -> LayersRecord:
     name = registry.resolve(config.engine, given, only_layers=True)
     is_timed = registry.available(name, given).usable
     check_takes_ranges(name, least, most)
+    reporter = ProgressReporter(config.callbacks)
     with as_file(model) as path:
+        reporter.tell("model", f"reading {path.name}")
         source = load_model(path)
         infer_shapes(source)
         index = GraphIndex(source)
@@ -314,9 +317,11 @@ def layers_of(model: AnyModel, config: LayersConfig) -> LayersRecord:
         options = options_with_ranges(given, name, source, shapes, least, most)
         with Worker(name, SessionOptions(config.threads, options)) as worker:
             info = engine_info(worker, name)
+            reporter.tell("engine", f"building the model with {registry.title(name)}")
             try:
                 opened = worker.open(path)
                 worker.feed(opened, feeds)
+                reporter.tell("layers", f"timing the layers in {runs} runs")
                 layers = worker.layers(opened, runs)
             except WorkerFailure as failure:
                 raise EngineError(
@@ -353,6 +358,8 @@ def _groups_run(path: Path, config: GroupsConfig) -> GroupsRecord:
     name = registry.resolve(config.engine, config.engine_options, only_layers=True)
     dialect = native_dialect(name, options=config.engine_options)
     with TemporaryFolder() as folder:
+        reporter = ProgressReporter(config.callbacks)
+        reporter.tell("model", f"reading and folding {path.name}")
         source = open_source(path, dialect.format_of(config.quant_type).least_opset)
         written = save_model(source.model, folder / "model.onnx")
         try:

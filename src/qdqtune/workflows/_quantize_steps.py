@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 
 import onnx_ir as ir
@@ -46,6 +45,7 @@ from qdqtune.workflows._accuracy_fallback import (
     joined,
 )
 from qdqtune.workflows._arguments import constraints_of
+from qdqtune.workflows._progress_reporter import ProgressReporter
 from qdqtune.workflows._sample_provider import (
     SampleProvider,
     is_copied_constant,
@@ -54,7 +54,6 @@ from qdqtune.workflows._sample_provider import (
 )
 from qdqtune.workflows._source_model import Source, open_source
 from qdqtune.workflows.tuning._final_check import Timed, check_written, time_final, why_not_shipped
-from qdqtune.workflows.tuning._time_budget import SHOWN_EVERY_S, ProgressReporter
 
 TIMING_S = 3.0
 """How long the result is timed against the model as given."""
@@ -109,7 +108,7 @@ def quantize_by_rules(request: QuantizeRequest, path: Path, room: Path) -> Quant
     """
     config, dialect = request.config, request.dialect
     steps = _Steps(config)
-    with steps.step("open"):
+    with steps.step("open", "model", f"reading and folding {path.name}"):
         source = open_source(
             path, dialect.format_of(config.quant_type).least_opset, config.float_type,
             optimize=config.optimize, float_types=dialect.float_types,
@@ -122,16 +121,16 @@ def quantize_by_rules(request: QuantizeRequest, path: Path, room: Path) -> Quant
     with reference_worker() as worker, open_kernels(speaker, worker, own) as kernels:
         base = PreparedModel(source.model, room)
         target = _Target(request, source, base, worker, provider, kernels, steps)
-        with steps.step("place"):
+        with steps.step("place", "model", "finding what can be quantized"):
             rules = _place(target)
             draft = rules.draft({})
         ways: dict[RangeMethod, Ranges] = {}
         if draft.placement():
-            with steps.step("calibrate"):
+            with steps.step("calibrate", "calibration", f"on {provider.describe()}"):
                 ways = ranges_in_every_way(
                     source, base, worker, draft.candidate_edges, provider,
                     dialect.format_of(config.quant_type), config.range_method,
-                    steps.show_calibrated,
+                    steps.reporter.counter("calibration", "samples"),
                 )  # fmt: skip
             rules = replace(rules, left_out=_without_range(draft, ways, source.encodings))
             draft = rules.draft({})
@@ -140,7 +139,7 @@ def quantize_by_rules(request: QuantizeRequest, path: Path, room: Path) -> Quant
         guarded, report = _guard(target, rules, draft, ways)
         if not guarded.placement:
             return target.outcome(None, report)
-        with steps.step("insert"):
+        with steps.step("insert", "model", "writing the result"):
             inserter = guarded.scaled.inserter
             candidate = inserter.write(guarded.placement, "quantized")
             check_written(candidate, inserter, guarded.placement, path)
@@ -150,39 +149,20 @@ def quantize_by_rules(request: QuantizeRequest, path: Path, room: Path) -> Quant
 
 
 class _Steps:
-    """How long the steps took, and what is shown of those that take long."""
+    """How long the steps took, and what reports them."""
 
     def __init__(self, config: QuantizeConfig) -> None:
         self.seconds: dict[str, float] = {}
-        self._reporter = ProgressReporter(config.callbacks, None)
-        self._progress = config.progress
+        self.reporter = ProgressReporter(config.callbacks)
 
     @contextlib.contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        """Take the time."""
+    def step(self, name: str, stage: str = "", message: str = "") -> Iterator[None]:
+        """Take the time of a step, and report it if it has a message."""
+        if message:
+            self.reporter.tell(stage, message)
         began = time.monotonic()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
-
-    @cached_property
-    def show_accuracy(self) -> Callable[[str, int, int | None], None]:
-        """Shows how far the comparison of outputs is."""
-        return self._reporter.progress("accuracy")
-
-    @cached_property
-    def _show_calibration(self) -> Callable[[str, int, int | None], None]:
-        return self._reporter.progress("calibration")
-
-    def show_calibrated(self, done: int, total: int | None) -> None:
-        """Show how many samples are calibrated."""
-        self._show_calibration("samples", done, total)
-        if self._progress is not None:
-            self._progress(done, total)
-
-    def show_final(self) -> None:
-        """Say that the result is timed, if it took long to get there."""
-        if self._reporter.elapsed_s > SHOWN_EVERY_S:
-            self._reporter.tell("final", "timing the result against the model as given")
 
 
 @dataclass(frozen=True)
@@ -322,6 +302,8 @@ def _guard(
         approximate_samples=_APPROXIMATE_SAMPLES,
     )  # fmt: skip
     scaled: dict[RangeMethod, Scaled] = {}
+    steps.reporter.tell("accuracy", "comparing outputs with the float model")
+    progress = steps.reporter.progress("accuracy")
     with contextlib.closing(accuracy):
         for way, ranges in ways.items():
             with steps.step("insert"):
@@ -329,11 +311,11 @@ def _guard(
                 candidate = inserter.write(draft.placement(), f"candidate_{way.value}")
             with steps.step("judge"):
                 scaled[way] = Scaled(way.value, inserter, accuracy.quality(candidate))
-            steps.show_accuracy("comparing outputs with float, ranges", len(scaled), len(ways))
+            progress("comparing ranges", len(scaled), len(ways))
         with steps.step("guard"):
             guarded = AccuracyFallback(
                 draft, rules.draft, rules.parts(draft), accuracy, target.worker, samples,
-                config.min_sqnr_db, steps.show_accuracy,
+                config.min_sqnr_db, progress,
             ).guard(scaled)  # fmt: skip
     quality, kernels, reason = guarded.quality, accuracy.kernels, ""
     if not guarded.placement:
@@ -372,13 +354,17 @@ def _time(target: _Target, report: QuantizeReport, candidate: Path) -> QuantizeR
     if not entry.worker_class or not usable:
         title = registry.title(request.engine)
         return replace(report, not_timed=f"{title} does not run models here")
-    with steps.step("time"):
+
+    def new_worker(opening: int) -> Worker:
+        if opening:
+            steps.reporter.tell("final", f"opening the files again, in process {opening + 1}")
+        return Worker(request.engine, request.options, opening=opening)
+
+    with steps.step("time", "final", "timing the result against the model as given"):
         feeds = next(iter(target.provider.evaluation_samples()))
-        steps.show_final()
         (timed,) = time_final(
-            lambda opening: Worker(request.engine, request.options, opening=opening),
-            target.source.path, [candidate], feeds, Allowance(TIMING_S),
-        )  # fmt: skip
+            new_worker, target.source.path, [candidate], feeds, Allowance(TIMING_S)
+        )
     if not isinstance(timed, Timed):
         return replace(report, kept_float=True, reason=timed)
     reason = why_not_shipped(timed.comparison, threshold)

@@ -36,6 +36,7 @@ from qdqtune.workflows._claims import (
     read_beside,
     shapes_of_run,
 )
+from qdqtune.workflows._progress_reporter import ProgressReporter
 from qdqtune.workflows.tuning._folder import BASELINE, JOURNAL
 from qdqtune.workflows.tuning._run_files import (
     FINAL,
@@ -108,6 +109,7 @@ class _Verification:
         run_files = (file.with_name(name) for name in (SUMMARY, PLACEMENT, JOURNAL))
         if self.config.against is not None and not any(each.exists() for each in run_files):
             return VerifyReport(self._measure(self._asked))
+        self._tell("files", f"checking {file.name} against what its run recorded")
         parse_model(file)  # report an invalid model before hashing it
         sha256 = sha256_of_model(file)
         claim = self._claim(sha256)
@@ -165,7 +167,7 @@ class _Verification:
         checked, sqnr_db = self._error(report, claim, conditions)
         report = replace(report, checks=(*report.checks, checked), sqnr_db=sqnr_db)
         if report.bench is not None and report.differs_in_speed_only:
-            _logger.info("the speedup differs from the claim: it is measured in more processes")
+            self._tell("timing", "the speedup differs from the claim: measuring in more processes")
             again = [self._measure(conditions, each) for each in range(1, FEWEST_OPENINGS)]
             report = replace(report, bench=_together([report.bench, *again]))
         if claim.on_data and self.config.calibration_data is None and not claim.kept_float:
@@ -175,6 +177,9 @@ class _Verification:
         flags = [word for pair in (*self._flags(), *ignored) for word in pair]
         command = shlex.join(["qdqtune", "verify", str(self.file), *flags])
         return replace(report, repeat_with=command)
+
+    def _tell(self, stage: str, message: str) -> None:
+        ProgressReporter(self.config.callbacks).tell(stage, message)
 
     def _measure(self, config: BenchConfig, opening: int = 0) -> BenchRecord:
         record = bench([self.baseline, self.file], config, opening=opening)
@@ -196,6 +201,7 @@ class _Verification:
             text = "the run measured it on data, which you have to give: --calibration_data SOURCE"
             return Check("error", Outcome.UNVERIFIED, text), None
         engine = report.bench.engine.name if report.bench is not None else None
+        self._tell("error", "comparing outputs with the float model")
         inputs = replace(conditions.input_request, seed=claim.seed)
         try:
             found = measure_error(

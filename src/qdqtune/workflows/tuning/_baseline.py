@@ -350,11 +350,10 @@ def _ranges(
     reporter.tell("calibration", f"on {provider.describe()}")
     layout = request.dialect.format_of(request.config.quant_type)
     bounded = BoundedSamples(provider.samples, run.journal.samples, run.budget.calibration_s)
-    show = reporter.progress("calibration")
     ways = ranges_in_every_way(
         run.source, baseline.base, run.runner, planner.candidate_edges,
         replace(provider, samples=lambda: bounded), layout, request.config.range_method,
-        lambda done, total: show("samples", done, total),
+        reporter.counter("calibration", "samples"),
     )  # fmt: skip
     if bounded.is_cut_short:
         told = f"the first {bounded.count} samples, all that --budget left time for"

@@ -36,6 +36,7 @@ from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.search.patterns._state_file import read_state
 from qdqtune.workflows._bench import engine_info
 from qdqtune.workflows._convert import FloatForm, convert_to, told_options, wanted_type
+from qdqtune.workflows._progress_reporter import ProgressReporter
 from qdqtune.workflows._sample_provider import SampleProvider
 from qdqtune.workflows._source_model import (
     Source,
@@ -58,7 +59,7 @@ from qdqtune.workflows.tuning._journal_format import (
     precision_of,
 )
 from qdqtune.workflows.tuning._preflight import AS_GIVEN, copy_log
-from qdqtune.workflows.tuning._time_budget import Preset, ProgressReporter, TimeBudget
+from qdqtune.workflows.tuning._time_budget import Preset, TimeBudget
 
 
 @dataclass(frozen=True)

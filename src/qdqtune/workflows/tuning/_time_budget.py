@@ -1,27 +1,18 @@
-"""How thorough a run is, its timekeeping and progress reports, and what its budget allows."""
+"""How thorough a run is, and what its budget allows."""
 
 from __future__ import annotations
 
-import logging
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
-from qdqtune.config import Callback
 from qdqtune.engines._comparison import MOST_OPENINGS
 from qdqtune.engines._timing import FEWEST_ROUNDS, BlockShape
-from qdqtune.engines._worker import Worker
 from qdqtune.records._accuracy import METRIC, SQNR
-from qdqtune.records._tuning import Seconds, TuneEvent
 from qdqtune.search._config import preset_for_schemes
 from qdqtune.search.strategies._strategy import Effort, Limits
 
-_logger = logging.getLogger(__name__)
-
-SHOWN_EVERY_S = 2.0
-"""Interval at which a long step is reported."""
 TOLD_AHEAD_S = 2.0
 """A step that takes longer than this is reported before it begins."""
 
@@ -126,109 +117,6 @@ PRESETS: dict[str, Preset] = {
     "default": Preset(_by_effort(14, 40), _by_effort(3.0, 8.0), 2, (60, 2.0), 8.0, 16),
     "extensive": Preset(_by_effort(30, 100), _by_effort(8.0, 30.0), 5, (100, 8.0), 30.0, 30),
 }
-
-
-class ProgressReporter:
-    """Keeps time and reports every step.
-
-    Args:
-        callbacks: Called with every event.
-        budget_s: The budget of the run in seconds; None for no limit.
-
-    Attributes:
-        workers: Processes whose time doesn't count as our own.
-    """
-
-    def __init__(self, callbacks: Sequence[Callback], budget_s: float | None) -> None:
-        self.workers: list[Worker] = []
-        self._callbacks = callbacks
-        self._budget_s = budget_s
-        self._start = time.monotonic()
-        self._search_start: float | None = None
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the run began."""
-        return time.monotonic() - self._start
-
-    @property
-    def left_s(self) -> float:
-        """Return the seconds left of the budget: negative if exceeded, infinite without one."""
-        return math.inf if self._budget_s is None else self._budget_s - self.elapsed_s
-
-    def search_begins(self) -> None:
-        """Mark the start of the search, from which on benchmarks predict the remaining time."""
-        self._search_start = time.monotonic()
-
-    def tell(
-        self,
-        stage: str,
-        message: str,
-        *,
-        benchmarks: int = 0,
-        known: int = 0,
-        planned: int | None = None,
-        speedup: float = 1.0,
-        rest_s: float = 0.0,
-        eta_s: float | None = None,
-    ) -> None:
-        """Report a step.
-
-        Args:
-            stage: The current stage.
-            message: What happened.
-            benchmarks: Candidates timed so far.
-            known: Candidates that earlier runs timed.
-            planned: Expected number of candidates.
-            speedup: Speedup of the best so far.
-            rest_s: Expected seconds of everything after the search.
-            eta_s: Seconds left of a step outside the search.
-        """
-        if self._search_start is not None and planned and benchmarks:
-            each_s = (time.monotonic() - self._search_start) / benchmarks
-            eta_s = max(0, planned - known - benchmarks) * each_s + rest_s
-            eta_s = min(eta_s, max(0.0, self.left_s))
-        event = TuneEvent(
-            stage, message, benchmarks, planned, speedup, self.elapsed_s, eta_s, known
-        )
-        _logger.info("%s: %s", stage, message)
-        for callback in self._callbacks:
-            callback(event)
-
-    def progress(self, stage: str) -> Callable[[str, int, int | None], None]:
-        """Return a function that reports the progress of a long step, at most every few seconds.
-
-        Args:
-            stage: The current stage.
-
-        Returns:
-            A function that takes the current action, the amount done, and the total, if known.
-        """
-        began: dict[str, float] = {}
-        shown = time.monotonic()
-
-        def show(what: str, done: int, total: int | None) -> None:
-            nonlocal shown
-            now = time.monotonic()
-            since = began.setdefault(what, now)
-            if now - shown < SHOWN_EVERY_S:
-                return
-            shown = now
-            eta_s = (now - since) / done * (total - done) if total and done else None
-            of = f"{done} of {total}" if total else f"{done}"
-            self.tell(stage, f"{what}: {of}", eta_s=eta_s)
-
-        return show
-
-    def seconds(self) -> Seconds:
-        """Return how the time was spent so far."""
-        total = self.elapsed_s
-        return Seconds(
-            total=total,
-            building=sum(worker.totals.building_s for worker in self.workers),
-            timing=sum(worker.totals.timing_s for worker in self.workers),
-            own=max(0.0, total - sum(worker.totals.waited_s for worker in self.workers)),
-        )
 
 
 class _OpeningTimes(NamedTuple):

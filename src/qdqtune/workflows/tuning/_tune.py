@@ -38,6 +38,7 @@ from qdqtune.search.strategies._registry import check_strategy
 from qdqtune.workflows._arguments import on_file
 from qdqtune.workflows._convert import convertible
 from qdqtune.workflows._interrupts import defer_interrupts
+from qdqtune.workflows._progress_reporter import ProgressReporter
 from qdqtune.workflows._sample_provider import (
     SampleProvider,
     options_with_ranges,
@@ -63,9 +64,8 @@ from qdqtune.workflows.tuning._run_files import sha256_of_model, sha256_with_wei
 from qdqtune.workflows.tuning._run_records import Candidate, TuningRun, open_records
 from qdqtune.workflows.tuning._search import CandidateEvaluator, SearchOutcome, search
 from qdqtune.workflows.tuning._setup import RunContext, TuneRequest, open_engines, setup
-from qdqtune.workflows.tuning._time_budget import PRESETS, ProgressReporter, TimeBudget
+from qdqtune.workflows.tuning._time_budget import PRESETS, TimeBudget
 
-_LARGE_BYTES = 50_000_000
 _EVALUATE_EXAMPLE = "(path): return accuracy"
 
 
@@ -88,8 +88,7 @@ def tune(model: Path, config: TuneConfig) -> TuneResult:
     reporter = ProgressReporter(config.callbacks, config.budget_s)
     request = _request(model, config)
     require_reference()
-    if model_bytes(request.model) > _LARGE_BYTES:  # smaller ones load quickly
-        reporter.tell("model", f"reading {request.model.name}")
+    reporter.tell("model", f"reading and folding {request.model.name}")
     source = _source(request)
     _check_comparable(request, source)
     provider, options = _samples(request, source)
