@@ -354,6 +354,9 @@ class OutputConfig(Config):
     force: bool = option(
         False, SWITCH, "replace what is in DIR, including an earlier run", exclusive="earlier run"
     )
+    report: bool = option(
+        True, SWITCH, "write report.html, and measure what only it shows", default_text="yes"
+    )
     callbacks: Sequence[Callback] = keyword((), ANYTHING, "called with every step")
     command: str = keyword(FROM_PYTHON, NAME, "what the summary says this call came from")
 

@@ -299,6 +299,7 @@ class _TrialRun:
         evaluator.benchmarks += 1
         evaluator.failed += score.failure is not None
         complete = {
+            "stage": self._trial.stage,
             "groups": sorted(state),
             "latency_ms": None,
             "reference_ms": None,
