@@ -7,6 +7,7 @@ that are read like those of a newspaper.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ _LONGEST_BENT = 60
 _ASPECT = 1.7
 _ROWS_PER_SLOT = 2.6
 # How far from an even division a column may end, to cut fewer edges.
-_SEARCHED = 0.2
+_SEARCHED = 0.12
 _GUTTER = 0.7
 
 
@@ -98,7 +99,7 @@ class _Drawing:
                 self.rows[layer].append(len(self.layer))
                 self.layer.append(layer)
         chain.append(target)
-        for one, other in zip(chain, chain[1:], strict=False):
+        for one, other in itertools.pairwise(chain):
             if self.layer[other] - self.layer[one] == 1:
                 self._below[one].append(other)
                 self._above[other].append(one)
@@ -200,7 +201,7 @@ class _Columns:
     def bends(self, chain: Sequence[int]) -> tuple[Point, ...]:
         """Return the points between the ends of an edge; between columns it runs in the gutter."""
         found = []
-        for one, other in zip(chain, chain[1:], strict=False):
+        for one, other in itertools.pairwise(chain):
             before, after = self._column(one), self._column(other)
             if before != after:
                 (x, y), (next_x, next_y) = self.place(one), self.place(other)

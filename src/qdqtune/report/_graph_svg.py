@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -101,7 +102,7 @@ def _path(points: Sequence[Point]) -> str:
     """Return a smooth path that leaves and enters nodes vertically."""
     x, y = points[0]
     parts = [f"M{x:.0f} {y:.0f}"]
-    for (x, y), (to_x, to_y) in zip(points, points[1:], strict=False):
+    for (x, y), (to_x, to_y) in itertools.pairwise(points):
         if abs(x - to_x) < 1.0:
             parts.append(f"V{to_y:.0f}")
         elif abs(y - to_y) < 1.0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.resources
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +19,7 @@ from qdqtune.records._report import (
     DYNAMIC,
     FLOAT,
     QUANTIZED,
+    UNFUSED,
     GraphView,
     LayerChange,
     ReportDetails,
@@ -62,7 +63,12 @@ def _page(runs: Sequence[RunView], drawn: int) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        bar=interval_bar, twins=twin_bars, dumbbell=dumbbell, duration=duration, ops=_ops
+        bar=interval_bar,
+        twins=twin_bars,
+        dumbbell=dumbbell,
+        duration=duration,
+        ops=_ops,
+        signed=_signed,
     )
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
@@ -113,6 +119,7 @@ def _section(run: RunView, prefix: str, *, is_drawn: bool) -> dict[str, Any]:
         "scale_ms": min(max(slowest, default=0.0), 3.0 * baseline_ms),
         "candidates": candidates,
         "node_of": node_of,
+        "now": _forms_now(details.graph),
         "batches": (),
         **_layers_of(details.layers),
         "worst": [row for row in details.tensors if row.sqnr_db is not None][:_WORST],
@@ -172,6 +179,18 @@ def _layers_of(layers: Sequence[LayerChange]) -> dict[str, Any]:
     }
 
 
+def _forms_now(graph: GraphView | None) -> Mapping[str, str]:
+    """Return the form of each node by name; of nodes that are not known, it is float."""
+    nodes = graph.nodes if graph is not None else ()
+    unfused = {node.name: FLOAT if node.form == UNFUSED else node.form for node in nodes}
+    return defaultdict(lambda: FLOAT, unfused)
+
+
+def _signed(value: float) -> str:
+    """Return a number with a sign that is as wide as a digit."""
+    return f"{value:+.3f}".replace("-", "\N{MINUS SIGN}")
+
+
 def _ops(op_types: Sequence[str]) -> str:
     """Return op types in a few words: those that repeat are counted."""
     counts = Counter(op_types)
@@ -189,7 +208,7 @@ def _has_groups(graph: GraphView) -> bool:
     return any(area.startswith("fusion group") for area in graph.areas)
 
 
-def _why_float(graph: GraphView) -> list[tuple[str, int, Mapping[str, int], str]]:
+def _why_float(graph: GraphView) -> list[tuple[str, int, Counter[str], str]]:
     """Return the reasons for ops that stay float, with their numbers by op type."""
     found: dict[int, list[int]] = {}
     for number, node in enumerate(graph.nodes):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from qdqtune.records._inputs import shape_text
-from qdqtune.records._measurement import FLOAT32
 from qdqtune.records._quantization import QuantizeReport
 from qdqtune.records._ranges import RANDOM_WARNING, CalibrationSource
 from qdqtune.records._report import RunView
-from qdqtune.records._tuning import AS_GIVEN, BY_BUDGET, BY_COUNT, INTERRUPTED, QUIETER, Summary
+from qdqtune.records._tuning import BY_BUDGET, BY_COUNT, INTERRUPTED, QUIETER, Summary
+from qdqtune.report._contenders import Contender, contenders_of
 from qdqtune.report._formatting import duration
 
-_AS_GIVEN = "as given"
-_RESULT = "tuned"
 _FEWEST_OPENINGS = 3
 _LOUD = 0.1
 _STOPPED = {
@@ -22,35 +19,6 @@ _STOPPED = {
     BY_COUNT: "No more benchmarks were allowed; with a larger number the search goes on.",
     INTERRUPTED: "The search was interrupted; the same command resumes it.",
 }
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A model on the common scale.
-
-    Attributes:
-        name: Its name.
-        speedup: Over the model as given; None if it could not be timed.
-        low: Lower end of the interval.
-        high: Upper end.
-        sqnr_db: SQNR of its worst output; None if unknown.
-        metric: The user's metric; None if unknown.
-        problem: Why it can't be used; empty if it can.
-        is_result: Whether it is the model that was written.
-        in_search: Whether it was timed in the search only, in a shorter comparison.
-        candidate: Its id; empty if it has none.
-    """
-
-    name: str
-    speedup: float | None
-    low: float = 1.0
-    high: float = 1.0
-    sqnr_db: float | None = None
-    metric: float | None = None
-    problem: str = ""
-    is_result: bool = False
-    in_search: bool = False
-    candidate: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,7 +69,7 @@ def _of_tune(run: RunView, summary: Summary) -> PageFacts:
         facts=_facts(summary),
         notes=tuple(_notes(run, summary)),
         baseline_ms=summary.baseline_ms,
-        contenders=tuple(_contenders(run, summary)),
+        contenders=contenders_of(run),
         reproduce=tuple(_reproduce(run, summary)),
         commands=tuple(_commands(run, summary)),
     )
@@ -117,15 +85,17 @@ def _facts(summary: Summary) -> tuple[tuple[str, str], ...]:
             accuracy += f", metric {metric['final']:.6g} (float {metric['float']:.6g})"
     threads = "" if engine.threads is None else f", {engine.threads} thread"
     threads += "s" * (engine.threads is not None and engine.threads != 1)
-    tried = f"{summary.benchmarks} benchmarks"
+    tried = f"{summary.total_benchmarks or summary.benchmarks} benchmarks"
     if summary.subgraph_benchmarks:
         tried += f", {summary.subgraph_benchmarks} of subgraphs"
     tried += f", {summary.failed} failed" if summary.failed else ""
+    spent = duration(summary.total_seconds or summary.seconds.total)
+    spent += f" in {summary.runs} runs" if summary.runs > 1 else ""
     return (
         ("accuracy", accuracy),
         ("engine", f"{engine.name} {engine.version}{threads}"),
         ("device", f"{engine.device} ({engine.isa})" if engine.isa else engine.device),
-        ("time", f"{duration(summary.seconds.total)}, {tried}"),
+        ("time", f"{spent}, {tried}"),
         ("quantized", "nothing" if summary.kept_float else summary.contents),
     )
 
@@ -169,56 +139,6 @@ def _notes(run: RunView, summary: Summary) -> list[str]:
     return notes
 
 
-def _contenders(run: RunView, summary: Summary) -> list[Contender]:
-    metric, blanket = summary.metric or {}, summary.blanket
-    details = run.details
-    ids = dict(details.candidates) if details is not None else {}
-    sqnr_db = dict(details.sqnr_db) if details is not None else {}
-    first = _AS_GIVEN if _AS_GIVEN in summary.seeds else _float_name(summary)
-    found = [Contender(first, 1.0, metric=metric.get("float"), is_result=summary.kept_float)]
-    if not summary.kept_float:
-        same = f"tuned (= {blanket.name})" if blanket is not None and blanket.identical else _RESULT
-        found.append(
-            Contender(
-                same, summary.speedup, *summary.speedup_interval, summary.output_sqnr_db,
-                metric.get("final"), is_result=True, candidate=ids.get(_RESULT, ""),
-            )
-        )  # fmt: skip
-    shown = set()
-    if blanket is not None:
-        shown.add(blanket.name)
-        if not blanket.identical:
-            found.append(
-                Contender(
-                    f"best blanket: {blanket.name}", blanket.speedup, *blanket.speedup_interval,
-                    blanket.sqnr_db, blanket.metric, blanket.shortfall,
-                    candidate=ids.get(blanket.name, ""),
-                )
-            )  # fmt: skip
-    rejected = {each.name: each for each in summary.rejected}
-    errors = {trial.candidate: trial for trial in run.trials}
-    for name, speedup in sorted(summary.seeds.items(), key=lambda item: -item[1]):
-        if name in shown or name == first:
-            continue
-        trial, problem = errors.get(ids.get(name, "")), rejected.get(name)
-        width = math.exp(2.0 * trial.error) if trial is not None else 1.0
-        known_db = problem.sqnr_db if problem is not None else sqnr_db.get(ids.get(name, ""))
-        found.append(
-            Contender(
-                name, speedup, speedup / width, speedup * width, known_db, None,
-                problem.reason if problem is not None else "", in_search=True,
-                candidate=ids.get(name, ""),
-            )
-        )  # fmt: skip
-    failed = {trial.candidate: trial.failure for trial in run.trials if trial.failure}
-    found += [
-        Contender(name, None, problem=failed[candidate].splitlines()[0], in_search=True)
-        for name, candidate in ids.items()
-        if name not in summary.seeds and candidate in failed
-    ]
-    return found
-
-
 def _reproduce(run: RunView, summary: Summary) -> list[tuple[str, str]]:
     engine = summary.engine
     options = " ".join(f"{name}={value}" for name, value in sorted(engine.options.items()))
@@ -259,14 +179,8 @@ def _of_quantize(run: RunView, report: QuantizeReport) -> PageFacts:
     kept, timed = report.kept_float, report.comparison
     verdict = "Kept as given" if kept else "Quantized"
     explanation = report.reason if kept else report.not_timed
-    change, contenders = "", []
+    change = ""
     if timed is not None and report.baseline_ms is not None:
-        first = Contender("float", 1.0, is_result=kept)
-        rules = Contender(
-            "rules", timed.ratio, timed.low, timed.high, report.worst_db, is_result=not kept,
-            problem=report.reason if kept else "",
-        )  # fmt: skip
-        contenders = [first, rules]
         change = _ms(report.baseline_ms)
         if not kept:
             verdict = f"{timed.ratio:.2f}× as fast"
@@ -289,19 +203,10 @@ def _of_quantize(run: RunView, report: QuantizeReport) -> PageFacts:
         ),
         notes=tuple(notes),
         baseline_ms=report.baseline_ms,
-        contenders=tuple(contenders),
+        contenders=contenders_of(run),
         reproduce=(("calibration", f"{report.calibrated_on}, {report.method} ranges"),),
         commands=(("Search for a faster placement", f"qdqtune tune {run.folder}"),),
     )
-
-
-def _float_name(summary: Summary) -> str:
-    if summary.converted_from:
-        return f"as given ({summary.converted_from})"
-    if summary.precision != AS_GIVEN:
-        return summary.precision
-    computed_in = summary.engine.float_type
-    return "float" if computed_in in ("", FLOAT32) else f"float ({computed_in})"
 
 
 def _name(path: str) -> str:

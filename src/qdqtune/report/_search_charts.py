@@ -119,8 +119,12 @@ class Candidates:
             return None
         speeds = [row.speedup for row in self.rows if row.speedup is not None]
         decibels = [row.sqnr_db for row in known if row.sqnr_db is not None]
+        limit = [self._limit_db] if self._limit_db is not None else []
         axes = Axes(
-            span(speeds, 1.0), span(decibels), ("speedup over float", "output SQNR, dB"), suffix=""
+            span(speeds, 1.0),
+            span([*decibels, *limit]),
+            ("speedup over float", "output SQNR, dB"),
+            suffix="",
         )
         marks = [
             Mark(
@@ -134,8 +138,14 @@ class Candidates:
         line = [(row.speedup or 1.0, row.sqnr_db or 0.0) for row in self.front]
         unknown = [row.speedup for row in self.rows if row.speedup and row.sqnr_db is None]
         content = [axes.line(line, "front"), axes.rug(unknown, "rug"), axes.marks(marks)]
+        content += [axes.level(each, f"limit {each:g} dB") for each in limit]
         content += [self._label(axes, row) for row in known if "tuned" in row.names]
         return axes.svg("Speed against error of the candidates", join(content))
+
+    @property
+    def _limit_db(self) -> float | None:
+        summary = self._run.result
+        return summary.allowed_sqnr_db if isinstance(summary, Summary) else None
 
     def _kind(self, row: Candidate) -> str:
         if "tuned" in row.names:
@@ -145,7 +155,7 @@ class Candidates:
     def _label(self, axes: Axes, row: Candidate) -> Markup:
         x, y = axes.x(row.speedup or 1.0), axes.y(row.sqnr_db or 0.0)
         return Markup('<text class="direct end" x="{:.1f}" y="{:.1f}">tuned</text>').format(
-            x - 8, y - 8
+            x - 10, y + 16
         )
 
     @property

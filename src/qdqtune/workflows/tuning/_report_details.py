@@ -87,7 +87,7 @@ class DetailsGatherer:
         errors = self._errors(file, spend, missing) if placement else {}
         sqnr_db = self._sqnr_db(accuracy, spend)
         with at_shapes(self.baseline.base.index.model, run.provider.shapes):
-            details = details_of(run, self.calibration)
+            details = details_of(run, None)
             layer_of = {name: n for n, row in enumerate(layers) for name in row.nodes}
             facts = NodeFacts(
                 self._reasons(placement, final),
@@ -198,23 +198,23 @@ class DetailsGatherer:
     def _reasons(self, placement: Placement, final: Finalized) -> dict[str, str]:
         """Say of every node why it is quantized or float."""
         planner, space = self.calibration.planner, self.evaluator.problem.space
-        effects = GroupEffects(space, self.run.journal.kept_lines)
+        effects = GroupEffects(space, self.run.journal.kept_lines, placement.digest())
         chosen = space.nearest(placement)
         harmful = space.closed(self.outcome.state) - chosen if final.lost_to_accuracy else set()
         reasons = dict(planner.left_float)
         for number, group in enumerate(space.groups):
             if number in harmful:
-                text = "It was faster quantized, but not accurate enough."
+                text = "it was faster quantized, but not accurate enough"
             else:
                 text = effects.text(number, is_chosen=number in chosen)
             for name in group.nodes:
                 if number in chosen or name not in reasons:
                     reasons[name] = text
         for name in planner.units:
-            reasons.setdefault(name, "It was not among the choices of the search.")
+            reasons.setdefault(name, "it was not among the choices of the search")
         for node in planner.index.nodes:
-            reasons.setdefault(node.name or "", "It is part of the op before it.")
-        return {name: f"{text[:1].upper()}{text[1:]}" for name, text in reasons.items()}
+            reasons.setdefault(node.name or "", "it is part of the op before it")
+        return reasons
 
     def _patterns(
         self, placement: Placement, layers: Sequence[LayerChange]
@@ -237,8 +237,8 @@ def details_of(run: TuningRun, calibration: Calibration | None) -> ReportDetails
     if calibration is None:
         return details
     planner = calibration.planner
-    reasons = {name: f"{why[:1].upper()}{why[1:]}" for name, why in planner.left_float.items()}
-    return replace(details, graph=graph_view(planner, Placement(), NodeFacts(reasons)))
+    graph = graph_view(planner, Placement(), NodeFacts(planner.left_float))
+    return replace(details, graph=graph)
 
 
 def write_details(path: Path, details: ReportDetails) -> None:

@@ -469,26 +469,26 @@ def commit(result: RunResult) -> TuneResult:
         summary = _write_result(result)
     run.logs.write_final(summary)
     run.journal.end(result.outcome.stopped)
-    if run.request.config.report:
-        _write_report(result)
+    page = _write_report(result) if run.request.config.report else None
     run.reporter.tell(
         "done",
         summary.reason or f"{summary.speedup:.2f}x",
         benchmarks=result.benchmarks,
         speedup=summary.speedup,
     )
-    return TuneResult(folder / names.FINAL, folder.path, placement, summary)
+    return TuneResult(folder / names.FINAL, folder.path, placement, summary, page)
 
 
-def _write_report(result: RunResult) -> None:
+def _write_report(result: RunResult) -> Path | None:
     """Write the report's data and the report; without them the result is still complete."""
     folder, run = result.run.folder, result.run
     try:
         details = result.details or details_of(run, result.calibration)
         write_details(folder / names.DETAILS, details)
-        report([folder.path])
+        return Path(report([folder.path]).output)
     except QdqtuneError as error:
         _logger.warning("the report can't be written: %s", error)
+        return None
 
 
 def _write_result(result: RunResult) -> Summary:
