@@ -451,6 +451,7 @@ class QuantizeConfig(
         title="instead of rules (see docs/tune.md)",
     )  # fmt: skip
     save_placement: Path | None = option(None, PATH, "also write the placement")
+    report: Path | None = option(None, PATH, "also write a page that shows the result")
     force: bool = option(False, SWITCH, "replace files that exist")
     progress: Callable[[int, int | None], None] | None = keyword(
         None, FUNCTION, "called with the samples calibrated and their number, if known"

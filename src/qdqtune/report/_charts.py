@@ -154,7 +154,8 @@ class Axes:
         path += "".join(f"H{self.x(right):.1f}V{self.y(up):.1f}" for right, up in rest)
         right = _WIDTH - _RIGHT
         return Markup(
-            '<path class="{}" d="{}H{:.1f}"/><text class="direct end" x="{:.1f}" y="{:.1f}">{}</text>'
+            '<path class="{}" d="{}H{:.1f}"/>'
+            '<text class="direct end" x="{:.1f}" y="{:.1f}">{}</text>'
         ).format(kind, path, right, right, self.y(points[-1][1]) - 6, label)
 
     def level(self, value: float, label: str) -> Markup:

@@ -84,9 +84,11 @@ class Candidates:
         """Candidates that no other beats in both speed and accuracy, fastest first."""
         found: list[Candidate] = []
         for row in self.rows:
-            if row.sqnr_db is not None and row.speedup is not None:
-                if not found or row.sqnr_db > (found[-1].sqnr_db or -math.inf):
-                    found.append(row)
+            best_db = found[-1].sqnr_db if found else None
+            if row.sqnr_db is None or row.speedup is None:
+                continue
+            if best_db is None or row.sqnr_db > best_db:
+                found.append(row)
         return found
 
     @property
