@@ -151,6 +151,11 @@ class ExportConfig(OverwriteConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReportConfig(OverwriteConfig):
+    """All options of `qdqtune report`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompareConfig(EngineConfig, InputConfig, ProgressConfig):
     """All options of `qdqtune.compare`."""
 

@@ -363,6 +363,9 @@ class OutputConfig(Config):
     force: bool = option(
         False, SWITCH, "replace what is in DIR, including an earlier run", exclusive="earlier run"
     )
+    report: bool = option(
+        True, SWITCH, "write report.html, and measure what only it shows", default_text="yes"
+    )
     command: str = keyword(FROM_PYTHON, NAME, "what the summary says this call came from")
 
 
@@ -458,6 +461,7 @@ class QuantizeConfig(
         title="instead of rules (see docs/tune.md)",
     )  # fmt: skip
     save_placement: Path | None = option(None, PATH, "also write the placement")
+    report: Path | None = option(None, PATH, "also write a page that shows the result")
     force: bool = option(False, SWITCH, "replace files that exist")
     quantize_mode: InitVar[str | None] = None
     high_precision_dtype: InitVar[Precision | str | None] = None

@@ -20,6 +20,7 @@ _COMMANDS = {
     "tune": "find where quantization pays in a model, by measuring",
     "quantize": "quantize a model in one go, by rules",
     "verify": "check a tuned model against what its run claims",
+    "report": "write a page that shows a tuning run, or several side by side",
     "export": "write a candidate of a tuning run, or what stays float for another tool",
     "bench": "time models against each other",
     "compare": "show how far a quantized model is from float, and where",

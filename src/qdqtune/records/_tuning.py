@@ -371,12 +371,14 @@ class TuneResult(Result):
         output_dir: The run's folder.
         placement: Its placement.
         summary: The figures of the run.
+        report: The page that shows the run; None if it was not written.
     """
 
     model: Path
     output_dir: Path
     placement: Placement
     summary: Summary
+    report: Path | None = None
 
     @property
     def speedup(self) -> float:

@@ -27,6 +27,7 @@ SCHEMAS: Mapping[str, int] = MappingProxyType(
         "pattern_cache": 1,
         "placement": 2,
         "ranges": 1,
+        "report": 1,
         "summary": 1,
     }
 )

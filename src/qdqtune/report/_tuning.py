@@ -235,6 +235,7 @@ def _files(result: TuneResult) -> list[str]:
     build = result.summary.build_with
     return [
         f"Written: {result.model}",
+        *([f"Report: {result.report}"] if result.report is not None else []),
         f"Beside it: {', '.join([*others, 'summary.json'])}",
         *([f"Build it with: {build}"] if build else []),
     ]

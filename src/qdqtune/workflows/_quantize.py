@@ -13,7 +13,14 @@ from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._native_dialect import native_dialect
 from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._external_data import external_files, model_bytes
-from qdqtune.graph._files import check_targets, load_model, save_model, write_bytes, write_text
+from qdqtune.graph._files import (
+    check_targets,
+    check_writable,
+    load_model,
+    save_model,
+    write_bytes,
+    write_text,
+)
 from qdqtune.graph._fingerprint import fingerprint
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._input_shapes import resolve_shapes
@@ -24,6 +31,7 @@ from qdqtune.records._errors import UsageError
 from qdqtune.records._measurement import Comparison
 from qdqtune.records._placement import Placement
 from qdqtune.records._quantization import Decision, QuantizeReport, QuantizeResult
+from qdqtune.records._report import ReportDetails, RunView
 from qdqtune.records._tuning import Summary
 from qdqtune.records._untrusted_files import real_path
 from qdqtune.report._quantization import quantize_text
@@ -35,7 +43,9 @@ from qdqtune.workflows._arguments import (
     in_form_of,
     output_file,
 )
+from qdqtune.workflows._graph_view import NodeFacts, graph_view
 from qdqtune.workflows._quantize_steps import QuantizeOutcome, QuantizeRequest, quantize_by_rules
+from qdqtune.workflows._report import read_run
 from qdqtune.workflows._sample_provider import check_method
 from qdqtune.workflows._source_model import Source, open_source
 from qdqtune.workflows.tuning._tune import tune
@@ -67,12 +77,14 @@ def quantize(
     with as_file(model) as path, output_file(model, output, _SUFFIX) as target:
         save_placement, force = config.save_placement, config.force
         check_targets(target, save_placement, path, force=force)
+        if config.report is not None:
+            check_writable(config.report, force=force)
         bytes_before = model_bytes(path)
+        run = Path(config.autotune_output_dir or target.with_name(f"{target.stem}_autotune"))
         with TemporaryFolder(target.parent) as room:
             if config.autotune:
                 preset = "default" if config.autotune is True else str(config.autotune)
-                run = config.autotune_output_dir or target.with_name(f"{target.stem}_autotune")
-                made = _quantize_by_search(request, path, preset, Path(run))
+                made = _quantize_by_search(request, path, preset, run)
             else:
                 made = quantize_by_rules(request, path, room)
             if made.quantized is None:
@@ -91,7 +103,36 @@ def quantize(
             bytes_after=model_bytes(target),
             seconds={**made.report.seconds, "total": time.monotonic() - began},
         )
+        if config.report is not None:
+            _write_report(request, path, report, run if config.autotune else None)
     return QuantizeResult(result, report, quantize_text(report))
+
+
+def _write_report(
+    request: QuantizeRequest, path: Path, report: QuantizeReport, run: Path | None
+) -> None:
+    """Write the page that shows the result, or that of the search.
+
+    Raises:
+        OutputError: If it can't be written.
+    """
+    from qdqtune.report._html import page_html
+
+    config = request.config
+    assert config.report is not None
+    if run is not None:
+        view = read_run(run)
+    else:
+        least_opset = request.dialect.format_of(config.quant_type).least_opset
+        source = open_source(
+            path, least_opset, config.float_type, optimize=config.optimize,
+            float_types=request.dialect.float_types,
+        )  # fmt: skip
+        planner = QuantizationPlanner(GraphIndex(source.model), request.dialect, config.quant_type)
+        reasons = {each.node: each.reason for each in report.decisions}
+        graph = graph_view(planner, report.placement, NodeFacts(reasons))
+        view = RunView(report, str(path), details=ReportDetails(model=path.name, graph=graph))
+    write_text(config.report, page_html([view]), force=config.force)
 
 
 def _request(config: QuantizeConfig) -> QuantizeRequest:

@@ -42,6 +42,8 @@ from qdqtune.workflows.tuning._run_files import SUMMARY as SUMMARY
 BASELINE = "baseline.onnx"
 RAW = "optimized_raw.onnx"
 JOURNAL = "measurements.jsonl"
+REPORT = "report.html"
+DETAILS = "report.json"
 STATE = "autotuner_state.yaml"
 PATTERN_CACHE = "autotuner_state_pattern_cache.yaml"
 CANDIDATES = "region_models"
@@ -65,7 +67,7 @@ _SCRATCH = ".scratch"
 _PARTIAL_RUN, _PARTIAL_RESULT = ".partial-run", ".partial-result"
 _OURS = (
     BASELINE, FINAL, RAW, PLACEMENT, RANGES, SUMMARY, STATE, PATTERN_CACHE, SUBGRAPH_CACHE,
-    DAMAGED_CACHE, QUARANTINE, JOURNAL,
+    DAMAGED_CACHE, QUARANTINE, REPORT, DETAILS, JOURNAL,
 )  # fmt: skip
 # With the weights that may be next to them. The journal is removed last, so that remaining files
 # can be recognized as those of a run.
@@ -89,6 +91,7 @@ READ_AGAIN = {
     STATE: "autotuner_state",
     PATTERN_CACHE: "pattern_cache",
     SUBGRAPH_CACHE: "autotune_cache",
+    DETAILS: "report",
 }
 """The kinds of files that a later run reads."""
 

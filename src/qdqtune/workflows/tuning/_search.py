@@ -25,12 +25,13 @@ from qdqtune.records._measurement import LayerTime, Measurement
 from qdqtune.records._placement import Placement
 from qdqtune.records._tuning import BY_BUDGET, BY_COUNT, ENGINE_FAILED, FINISHED, INTERRUPTED
 from qdqtune.search._space import State
+from qdqtune.search.patterns._region_pattern import PatternView
 from qdqtune.search.strategies._strategy import SEEDS, Effort, Score, Trial, speedup_of
 from qdqtune.workflows.tuning._baseline import Baseline, Calibration
 from qdqtune.workflows.tuning._finalists import Finalists
 from qdqtune.workflows.tuning._journal import Journal
 from qdqtune.workflows.tuning._modes import SearchProblem
-from qdqtune.workflows.tuning._run_records import Candidate, TuningRun
+from qdqtune.workflows.tuning._run_records import Candidate, TriedScheme, TuningRun
 from qdqtune.workflows.tuning._time_budget import TOLD_AHEAD_S
 
 _logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class CandidateEvaluator:
         failed: Those that the engine refused.
         last_failure: Why the last candidate failed, if all did, including known ones; None as soon
             as one did not.
+        schemes_tried: The patterns with the schemes tried for each, as of the last snapshot.
     """
 
     run: TuningRun
@@ -62,6 +64,9 @@ class CandidateEvaluator:
     benchmarks: int = field(default=0, init=False)
     failed: int = field(default=0, init=False)
     last_failure: str | None = field(default="", init=False)
+    schemes_tried: list[tuple[PatternView, list[TriedScheme]]] = field(
+        default_factory=list, init=False
+    )
     _files: dict[str, Path] = field(default_factory=dict, init=False)
     # Everything that was tried, in order: its log speedup over the float model, why it failed, or
     # None if it was compared only with a candidate whose speedup is unknown.
@@ -127,6 +132,11 @@ class CandidateEvaluator:
                     self._tried[state] = score.failure
         return [found.get(state) or Score.failed(NO_TIME) for state in trial.candidates]
 
+    def fastest_first(self) -> list[State]:
+        """Return the choices that were measured, without the float model."""
+        known = {state: gain for state, gain in self._tried.items() if isinstance(gain, float)}
+        return sorted(filter(None, known), key=lambda state: -known[state])
+
     def fastest_without_ranges(self) -> State | None:
         """Return the fastest choice that was tried and does not depend on calibration."""
         space = self.problem.space
@@ -167,6 +177,7 @@ class CandidateEvaluator:
             planner, views, candidates, best, baseline_ms, self.journal.kept_lines
         )
         self.run.logs.write_schemes(views, tried)
+        self.schemes_tried = list(zip(views, tried, strict=True))
 
     def candidate_of(self, state: State) -> Candidate:
         """Return a choice as a candidate; one that was never measured counts as float."""
@@ -301,6 +312,7 @@ class _TrialRun:
         evaluator.benchmarks += 1
         evaluator.failed += score.failure is not None
         complete = {
+            "stage": self._trial.stage,
             "groups": sorted(state),
             "latency_ms": None,
             "reference_ms": None,

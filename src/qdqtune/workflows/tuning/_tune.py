@@ -21,6 +21,7 @@ from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._native_dialect import native_dialect
 from qdqtune.engines._reference_engine import require_reference
+from qdqtune.engines._worker import WorkerFailure
 from qdqtune.engines.layers._files import map_layers, read_layer_info
 from qdqtune.engines.layers._latency import estimated_shares
 from qdqtune.graph._atomic_files import TemporaryFolder
@@ -29,9 +30,10 @@ from qdqtune.graph._files import write_text
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.options import configured
-from qdqtune.records._errors import UsageError
+from qdqtune.records._errors import QdqtuneError, UsageError
 from qdqtune.records._inputs import request_of
 from qdqtune.records._ranges import CalibrationSource, RangeMethod
+from qdqtune.records._report import ReportDetails
 from qdqtune.records._tuning import INTERRUPTED, Summary, TunePlan, TuneResult
 from qdqtune.search._space import Grouping, Space
 from qdqtune.search.strategies._registry import check_strategy
@@ -39,6 +41,7 @@ from qdqtune.workflows._arguments import on_file
 from qdqtune.workflows._convert import convertible
 from qdqtune.workflows._interrupts import defer_interrupts
 from qdqtune.workflows._progress_reporter import ProgressReporter
+from qdqtune.workflows._report import report
 from qdqtune.workflows._sample_provider import (
     SampleProvider,
     options_with_ranges,
@@ -60,6 +63,11 @@ from qdqtune.workflows.tuning._folder import SUBGRAPHS, RunFolder
 from qdqtune.workflows.tuning._layer_groups import check_mentions
 from qdqtune.workflows.tuning._modes import NOT_TRIED, Preparation, region_problem, subgraph_problem
 from qdqtune.workflows.tuning._preflight import AS_GIVEN, find_choices, seeds_of
+from qdqtune.workflows.tuning._report_details import (
+    DetailsGatherer,
+    details_of,
+    write_details,
+)
 from qdqtune.workflows.tuning._run_files import sha256_of_model, sha256_with_weights
 from qdqtune.workflows.tuning._run_records import Candidate, TuningRun, open_records
 from qdqtune.workflows.tuning._search import CandidateEvaluator, SearchOutcome, search
@@ -114,6 +122,19 @@ def tune(model: Path, config: TuneConfig) -> TuneResult:
             return commit(_tuned(run, measure_baseline(run)))
 
 
+def _gathered(
+    gatherer: DetailsGatherer, final: Finalized, accuracy: ChoiceAccuracy
+) -> ReportDetails | None:
+    """Return what the report shows; a failure there must not cost the result."""
+    if not gatherer.run.request.config.report:
+        return None
+    try:
+        return gatherer.gather(final, accuracy)
+    except (QdqtuneError, WorkerFailure) as error:
+        _logger.warning("the report lacks its details: %s", error)
+        return None
+
+
 def _tuned(run: TuningRun, baseline: Baseline) -> RunResult:
     """Run all stages between the baseline and the commit."""
     if baseline.reason:
@@ -140,7 +161,9 @@ def _tuned(run: TuningRun, baseline: Baseline) -> RunResult:
             # Checks and repairs may take long; measurements should be saved before them.
             evaluator.take_snapshot(evaluator.candidate_of(outcome.state), baseline.latency_ms)
             final = Finalizer(run, finalists, evaluator, baseline).finalize(outcome)
-    result = RunResult(run, baseline, final, outcome, calibration, evaluator)
+            gatherer = DetailsGatherer(run, baseline, calibration, evaluator, outcome)
+            details = _gathered(gatherer, final, next(iter(accuracy.values())))
+    result = RunResult(run, baseline, final, outcome, calibration, evaluator, details)
     evaluator.take_snapshot(_handed_over(evaluator, final), result.baseline_ms)
     return result
 
@@ -304,6 +327,7 @@ class RunResult:
         outcome: The outcome of the search.
         calibration: What can be quantized, and ranges.
         evaluator: Has the search problem, and the measurements.
+        details: What the report shows; None if nothing was gathered.
     """
 
     run: TuningRun
@@ -312,6 +336,7 @@ class RunResult:
     outcome: SearchOutcome = SearchOutcome()  # noqa: RUF009 - a frozen value
     calibration: Calibration | None = None
     evaluator: CandidateEvaluator | None = None
+    details: ReportDetails | None = None
 
     @property
     def benchmarks(self) -> int:
@@ -443,13 +468,26 @@ def commit(result: RunResult) -> TuneResult:
         summary = _write_result(result)
     run.logs.write_final(summary)
     run.journal.end(result.outcome.stopped)
+    page = _write_report(result) if run.request.config.report else None
     run.reporter.tell(
         "done",
         summary.reason or f"{summary.speedup:.2f}x",
         benchmarks=result.benchmarks,
         speedup=summary.speedup,
     )
-    return TuneResult(folder / names.FINAL, folder.path, placement, summary)
+    return TuneResult(folder / names.FINAL, folder.path, placement, summary, page)
+
+
+def _write_report(result: RunResult) -> Path | None:
+    """Write the report's data and the report; without them the result is still complete."""
+    folder, run = result.run.folder, result.run
+    try:
+        details = result.details or details_of(run, result.calibration)
+        write_details(folder / names.DETAILS, details)
+        return Path(report([folder.path]).output)
+    except QdqtuneError as error:
+        _logger.warning("the report can't be written: %s", error)
+        return None
 
 
 def _write_result(result: RunResult) -> Summary:

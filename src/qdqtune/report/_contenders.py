@@ -1,0 +1,132 @@
+"""The models that a report compares on one scale: float, blankets, rules and the result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from qdqtune.records._measurement import FLOAT32
+from qdqtune.records._quantization import QuantizeReport
+from qdqtune.records._report import ReportDetails, RunView
+from qdqtune.records._tuning import AS_GIVEN, Summary
+
+# The seed with the placement of a model that was already quantized.
+_AS_GIVEN = "as given"
+_RESULT = "tuned"
+# Standard errors in the interval of a short comparison.
+_SPREAD = 2.0
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A model on the common scale.
+
+    Attributes:
+        name: Its name.
+        speedup: Over the model as given; None if it could not be timed.
+        latency_ms: Its latency; 0 if it could not be timed.
+        low: Lower end of the interval.
+        high: Upper end.
+        sqnr_db: SQNR of its worst output; None if unknown.
+        metric: The user's metric; None if unknown.
+        problem: Why it can't be used; empty if it can.
+        is_result: Whether it is the model that was written.
+        in_search: Whether it was timed in the search only, in a shorter comparison.
+        candidate: Its id; empty if it has none.
+    """
+
+    name: str
+    speedup: float | None
+    latency_ms: float = 0.0
+    low: float = 1.0
+    high: float = 1.0
+    sqnr_db: float | None = None
+    metric: float | None = None
+    problem: str = ""
+    is_result: bool = False
+    in_search: bool = False
+    candidate: str = ""
+
+
+def contenders_of(run: RunView) -> tuple[Contender, ...]:
+    """Return the models that a run compared, the model as given first, then the result."""
+    if isinstance(run.result, Summary):
+        return (*_timed_at_the_end(run, run.result), *_timed_in_the_search(run, run.result))
+    return tuple(_of_quantize(run.result))
+
+
+def _timed_at_the_end(run: RunView, summary: Summary) -> Iterator[Contender]:
+    metric, blanket = summary.metric or {}, summary.blanket
+    ids = (run.details or ReportDetails()).candidates
+    yield Contender(
+        _first(summary), 1.0, summary.baseline_ms, metric=metric.get("float"),
+        is_result=summary.kept_float,
+    )  # fmt: skip
+    if not summary.kept_float:
+        is_blanket = blanket is not None and blanket.identical
+        name = f"{_RESULT} (= {blanket.name})" if blanket is not None and is_blanket else _RESULT
+        yield Contender(
+            name, summary.speedup, summary.final_ms, *summary.speedup_interval,
+            summary.output_sqnr_db, metric.get("final"), is_result=True,
+            candidate=ids.get(_RESULT, ""),
+        )  # fmt: skip
+    if blanket is not None and not blanket.identical:
+        yield Contender(
+            f"best blanket: {blanket.name}", blanket.speedup, blanket.latency_ms,
+            *blanket.speedup_interval, blanket.sqnr_db, blanket.metric, blanket.shortfall,
+            candidate=ids.get(blanket.name, ""),
+        )  # fmt: skip
+
+
+def _timed_in_the_search(run: RunView, summary: Summary) -> Iterator[Contender]:
+    """Yield whole-model placements that were not timed at the end, and those that failed."""
+    details = run.details or ReportDetails()
+    ids, limit_db = details.candidates, summary.allowed_sqnr_db
+    rejected = {each.name: each for each in summary.rejected}
+    errors = {trial.candidate: trial.error for trial in run.trials}
+    shown = {_first(summary), summary.blanket.name if summary.blanket is not None else ""}
+    for name, speedup in sorted(summary.seeds.items(), key=lambda item: -item[1]):
+        if name in shown:
+            continue
+        candidate = ids.get(name, "")
+        width = math.exp(_SPREAD * errors.get(candidate, 0.0))
+        sqnr_db, problem = details.sqnr_db.get(candidate), ""
+        if name in rejected:
+            sqnr_db, problem = rejected[name].sqnr_db, rejected[name].reason
+        elif sqnr_db is not None and limit_db is not None and sqnr_db < limit_db:
+            problem = f"not accurate enough: below {limit_db:g} dB"
+        yield Contender(
+            name, speedup, summary.baseline_ms / speedup, speedup / width, speedup * width,
+            sqnr_db, problem=problem, in_search=True, candidate=candidate,
+        )  # fmt: skip
+    failed = {trial.candidate: trial.failure for trial in run.trials if trial.failure}
+    for name, candidate in ids.items():
+        if name not in summary.seeds and candidate in failed:
+            problem = failed[candidate].splitlines()[0]
+            yield Contender(name, None, problem=problem, in_search=True, candidate=candidate)
+
+
+def _of_quantize(report: QuantizeReport) -> Iterator[Contender]:
+    timed, kept = report.comparison, report.kept_float
+    if timed is None or not report.baseline_ms:
+        return
+    yield Contender("float", 1.0, report.baseline_ms, is_result=kept)
+    yield Contender(
+        "rules", timed.ratio, report.final_ms or report.baseline_ms / timed.ratio, timed.low,
+        timed.high, report.worst_db, problem=report.reason if kept else "", is_result=not kept,
+    )  # fmt: skip
+
+
+def _first(summary: Summary) -> str:
+    """Return the name of the model that all others are compared with."""
+    return _AS_GIVEN if _AS_GIVEN in summary.seeds else _float_name(summary)
+
+
+def _float_name(summary: Summary) -> str:
+    if summary.converted_from:
+        return f"as given ({summary.converted_from})"
+    if summary.precision != AS_GIVEN:
+        return summary.precision
+    computed_in = summary.engine.float_type
+    return "float" if computed_in in ("", FLOAT32) else f"float ({computed_in})"

@@ -1,0 +1,211 @@
+"""The candidates of a search in a report: speed against error, and how the search went."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from markupsafe import Markup
+
+from qdqtune.records._report import RunView, TrialView
+from qdqtune.records._tuning import Summary
+from qdqtune.report._charts import Axes, Mark, join, span
+
+_MINUTES = 180.0
+# How much more accurate another candidate must be to be recommended.
+_MORE_DB = 1.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A candidate as it is listed.
+
+    Attributes:
+        id: Its id.
+        names: The whole-model placements that it is.
+        speedup: Over the float model, as far as the search measured it; None if it failed.
+        error: Standard error of the speedup's logarithm.
+        sqnr_db: SQNR of its worst output; None if unknown.
+        failure: Why it failed; empty if it did not.
+        command: Writes it as a model.
+    """
+
+    id: str
+    names: tuple[str, ...]
+    speedup: float | None
+    error: float
+    sqnr_db: float | None
+    failure: str
+    command: str
+
+
+class Candidates:
+    """The candidates of a run, with charts of them.
+
+    Args:
+        run: The run.
+        prefix: Begins the ids of rows.
+    """
+
+    def __init__(self, run: RunView, prefix: str) -> None:
+        self._run = run
+        self._prefix = prefix
+        details = run.details
+        self._sqnr_db = dict(details.sqnr_db) if details is not None else {}
+        self._names = dict(details.candidates) if details is not None else {}
+
+    @cached_property
+    def rows(self) -> list[Candidate]:
+        """All candidates, fastest first, those that failed last."""
+        last: dict[str, TrialView] = {}
+        for trial in self._run.trials:
+            before = last.get(trial.candidate)
+            if before is None or before.failure or trial.confirms >= before.confirms:
+                last[trial.candidate] = trial
+        rows = [
+            Candidate(
+                name,
+                tuple(label for label, each in self._names.items() if each == name),
+                math.exp(trial.gain) if trial.gain is not None else None,
+                trial.error,
+                self._sqnr_db.get(name),
+                trial.failure,
+                f"qdqtune export {self._run.folder} --candidate {name} -o {name}.onnx",
+            )
+            for name, trial in last.items()
+            if name
+        ]
+        return sorted(rows, key=lambda row: -(row.speedup or 0.0))
+
+    @cached_property
+    def front(self) -> list[Candidate]:
+        """Candidates that no other beats in both speed and accuracy, fastest first."""
+        found: list[Candidate] = []
+        for row in self.rows:
+            best_db = found[-1].sqnr_db if found else None
+            if row.sqnr_db is None or row.speedup is None:
+                continue
+            if best_db is None or row.sqnr_db > best_db:
+                found.append(row)
+        return found
+
+    @property
+    def others(self) -> list[Candidate]:
+        """All that are not on the front."""
+        return [row for row in self.rows if row not in self.front]
+
+    @property
+    def more_accurate(self) -> tuple[str, str]:
+        """How to get a more accurate model: what it is, and the command; empty if unknown."""
+        summary = self._run.result
+        if not isinstance(summary, Summary) or summary.kept_float or summary.output_sqnr_db is None:
+            return "", ""
+        has_db = summary.output_sqnr_db
+        for row in self.front:
+            is_faster = row.speedup is not None and row.speedup > 1.0
+            if is_faster and (row.sqnr_db or 0.0) >= has_db + _MORE_DB:
+                return f"{row.id}: {row.speedup:.2f}×, {row.sqnr_db:.1f} dB", row.command
+        limit = math.ceil(has_db + 3.0)
+        if summary.command.startswith("qdqtune tune"):
+            what = f"the same search with at least {limit} dB"
+            return what, f"{summary.command} --min_sqnr {limit}"
+        return "", ""
+
+    @cached_property
+    def scatter(self) -> Markup | None:
+        """Speed against error; None if the error of no candidate is known."""
+        known = [row for row in self.rows if row.sqnr_db is not None and row.speedup is not None]
+        if not known:
+            return None
+        speeds = [row.speedup for row in self.rows if row.speedup is not None]
+        decibels = [row.sqnr_db for row in known if row.sqnr_db is not None]
+        limit = [self._limit_db] if self._limit_db is not None else []
+        axes = Axes(
+            span(speeds, 1.0),
+            span([*decibels, *limit]),
+            ("speedup over float", "output SQNR, dB"),
+            suffix="",
+        )
+        marks = [
+            Mark(
+                row.speedup or 1.0, row.sqnr_db or 0.0, row.sqnr_db or 0.0, row.sqnr_db or 0.0,
+                f"{row.id}: {row.speedup:.3f}×, {row.sqnr_db:.1f} dB",
+                f"{self._prefix}{row.id}",
+                self._kind(row),
+            )
+            for row in known
+        ]  # fmt: skip
+        line = [(row.speedup or 1.0, row.sqnr_db or 0.0) for row in self.front]
+        unknown = [row.speedup for row in self.rows if row.speedup and row.sqnr_db is None]
+        content = [axes.line(line, "front"), axes.rug(unknown, "rug"), axes.marks(marks)]
+        content += [axes.level(each, f"limit {each:g} dB") for each in limit]
+        content += [self._label(axes, row) for row in known if "tuned" in row.names]
+        return axes.svg("Speed against error of the candidates", join(content))
+
+    @property
+    def _limit_db(self) -> float | None:
+        summary = self._run.result
+        return summary.allowed_sqnr_db if isinstance(summary, Summary) else None
+
+    def _kind(self, row: Candidate) -> str:
+        if "tuned" in row.names:
+            return "result"
+        return "on-front" if row in self.front else ""
+
+    def _label(self, axes: Axes, row: Candidate) -> Markup:
+        x, y = axes.x(row.speedup or 1.0), axes.y(row.sqnr_db or 0.0)
+        return Markup('<text class="direct end" x="{:.1f}" y="{:.1f}">tuned</text>').format(
+            x - 10, y + 16
+        )
+
+    @property
+    def over_benchmarks(self) -> Markup | None:
+        """The best so far over benchmarks; None if nothing was measured."""
+        return self._trace([float(n) for n in range(1, len(self._run.trials) + 1)], "benchmarks")
+
+    @property
+    def over_time(self) -> Markup | None:
+        """The best so far over time; None if nothing was measured."""
+        times = [trial.at_s for trial in self._run.trials]
+        is_long = max(times, default=0.0) > _MINUTES
+        unit = 60.0 if is_long else 1.0
+        return self._trace([each / unit for each in times], "minutes" if is_long else "seconds")
+
+    def _trace(self, places: list[float], name: str) -> Markup | None:
+        trials = self._run.trials
+        marks = [
+            Mark.measured(
+                x, trial.gain, trial.error, self._about(trial), f"{self._prefix}{trial.candidate}",
+                "confirmed" if trial.confirms else "",
+            )
+            for x, trial in zip(places, trials, strict=True)
+            if trial.gain is not None
+        ]  # fmt: skip
+        failed = [
+            Mark(x, 0.0, 0.0, 0.0, self._about(trial))
+            for x, trial in zip(places, trials, strict=True)
+            if trial.failure
+        ]
+        if not marks:
+            return None
+        best = list(itertools.accumulate((mark.y for mark in marks), max))
+        steps = [(mark.x, y) for mark, y in zip(marks, best, strict=True)]
+        low, high = span([v for mark in marks for v in (mark.y, mark.low, mark.high)], 1.0)
+        axes = Axes((0.0, max(places)), (max(low, 0.0), high), (name, "speedup over float"))
+        content = join(
+            [
+                axes.level(1.0, "float"),
+                axes.marks(marks),
+                axes.crosses(failed),
+                axes.steps(steps, "best", f"best {best[-1]:.2f}×"),
+            ]
+        )
+        return axes.svg(f"Candidates over {name}", content)
+
+    @staticmethod
+    def _about(trial: TrialView) -> str:
+        outcome = f"{math.exp(trial.gain):.3f}×" if trial.gain is not None else trial.failure
+        stage = f" ({trial.stage})" if trial.stage else ""
+        return f"{trial.candidate}{stage}: {outcome}"

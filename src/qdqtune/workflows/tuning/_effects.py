@@ -1,0 +1,118 @@
+"""What the measurements of a search say about single choices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from qdqtune.search._space import Space, State
+from qdqtune.workflows.tuning._journal_format import decode
+
+# Standard errors in the interval that is shown.
+_WIDTH = 2.0
+# With more changes at once, a comparison says little about one of them.
+_MOST_OTHERS = 3
+
+
+class Effect(NamedTuple):
+    """A comparison of two candidates that differ in a group, and perhaps in others.
+
+    Attributes:
+        others: Number of other groups in which they differ.
+        error: Standard error of the gain.
+        gain: Log speedup of the candidate in which the group is quantized.
+    """
+
+    others: int
+    error: float
+    gain: float
+
+
+class GroupEffects:
+    """The best evidence on whether each group of a search space pays.
+
+    Args:
+        space: The search space.
+        lines: Lines of the journal; what was measured in another space is ignored.
+        result: Key of the result's placement.
+    """
+
+    def __init__(self, space: Space, lines: Iterable[str], result: str) -> None:
+        bodies = [body for body in map(decode, lines) if body and body["kind"] == "measurement"]
+        float_key = space.key(frozenset())
+        states: dict[str, State] = {float_key: frozenset()}
+        for body in bodies:
+            state = frozenset(body.get("groups", ()))
+            is_known = all(number < len(space.groups) for number in state)
+            if is_known and space.key(state) == body["candidate"]:
+                states[body["candidate"]] = space.closed(state)
+        self._states = states
+        self._result = result
+        self._names = {body["candidate"]: body.get("id", "") for body in bodies}
+        self._gains: dict[str, float] = {float_key: 0.0}
+        self._best: dict[int, Effect] = {}
+        self._failed: dict[int, str] = {}
+        for body in bodies:
+            candidate, reference = body["candidate"], body["reference"]
+            if candidate in states and reference in states:
+                self._take(body, states[candidate], states[reference])
+            if body["gain"] is not None and reference in self._gains:
+                self._gains[candidate] = self._gains[reference] + body["gain"]
+
+    def _take(self, body: Mapping[str, Any], one: State, other: State) -> None:
+        changed = one ^ other
+        for number in changed:
+            if body["gain"] is None:
+                self._failed.setdefault(number, body["failure"] or "")
+                continue
+            gain = body["gain"] if number in one else -body["gain"]
+            effect = Effect(len(changed) - 1, body["error"], gain)
+            self._best[number] = min(effect, self._best.get(number, effect))
+
+    def text(self, number: int, *, is_chosen: bool) -> str:
+        """Say why a group is quantized, or why not.
+
+        Args:
+            number: The group.
+            is_chosen: Whether it is quantized in the result.
+        """
+        effect = self._best.get(number)
+        if effect is None:
+            if failure := self._failed.get(number):
+                return f"the engine refused it: {failure.splitlines()[0]}"
+            if is_chosen:
+                return "it is quantized with what it is connected to, not tried by itself"
+            return "no candidate with it was tried"
+        if effect.others > _MOST_OTHERS:
+            return self._without_direct_evidence(number, is_chosen=is_chosen)
+        percent, spread = 100.0 * math.expm1(effect.gain), 100.0 * _WIDTH * effect.error
+        what = "quantizing it, all else equal, made"
+        if effect.others:
+            what = f"quantizing it and changing {_choices(effect.others)} made"
+        change = f"{abs(percent):.1f} % {'faster' if percent >= 0.0 else 'slower'}"
+        text = f"{what} the model {change} (± {spread:.1f} %)"
+        if is_chosen == (percent >= 0.0):
+            return text
+        return f"{text}; with other choices it turned out otherwise"
+
+    def _without_direct_evidence(self, number: int, *, is_chosen: bool) -> str:
+        """Compare the result with the best candidate that differs from it in the group."""
+        which = "without" if is_chosen else "with"
+        others = [
+            key
+            for key, state in self._states.items()
+            if (number in state) != is_chosen and key in self._gains and state
+        ]
+        result = self._gains.get(self._result)
+        if not others or result is None:
+            return "it was tried only together with many others"
+        best = max(others, key=self._gains.__getitem__)
+        percent = 100.0 * math.expm1(result - self._gains[best])
+        change = f"{abs(percent):.1f} % {'slower' if percent >= 0.0 else 'faster'}"
+        text = f"the fastest candidate {which} it ({self._names[best]}) was {change}"
+        return text if percent >= 0.0 else f"{text}, but was not chosen"
+
+
+def _choices(count: int) -> str:
+    return f"{count} other choice{'s' * (count != 1)}"

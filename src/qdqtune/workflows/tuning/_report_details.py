@@ -1,0 +1,311 @@
+"""What `report.html` shows beyond summary and measurements, gathered at the end of a run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from qdqtune.calibration._layer_errors import own_errors
+from qdqtune.engines.layers._mapper import nodes_of_layers
+from qdqtune.graph._files import load_model, write_text
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._shapes import at_shapes, infer_shapes
+from qdqtune.records._accuracy import SQNR, OpError
+from qdqtune.records._errors import QdqtuneError
+from qdqtune.records._layers import MappedLayer
+from qdqtune.records._placement import Placement
+from qdqtune.records._report import (
+    LayerChange,
+    PatternRow,
+    ReportDetails,
+    SchemeRow,
+    TensorRow,
+)
+from qdqtune.search.patterns._region_pattern import PatternView
+from qdqtune.search.regions._region import leaves
+from qdqtune.search.regions._region_search import CombinedRegionSearch
+from qdqtune.workflows._graph_view import NodeFacts, graph_view
+from qdqtune.workflows.tuning import _folder as names
+from qdqtune.workflows.tuning._accuracy import ChoiceAccuracy
+from qdqtune.workflows.tuning._baseline import Baseline, Calibration
+from qdqtune.workflows.tuning._effects import GroupEffects
+from qdqtune.workflows.tuning._finalists import Finalized
+from qdqtune.workflows.tuning._layer_changes import layer_changes
+from qdqtune.workflows.tuning._modes import AssemblyProblem
+from qdqtune.workflows.tuning._preflight import layers_told
+from qdqtune.workflows.tuning._run_records import TriedScheme, TuningRun
+from qdqtune.workflows.tuning._search import CandidateEvaluator, SearchOutcome
+
+_logger = logging.getLogger(__name__)
+
+_PROFILE_RUNS = 20
+_ERROR_SAMPLES = 4
+_MOST_EVALUATED = 16
+# Measuring for the report takes at most this part of the run's time, or these seconds.
+_PART, _LEAST_S = 0.1, 10.0
+RESULT = "tuned"
+"""The name of the result among the candidates."""
+
+
+@dataclass(frozen=True)
+class DetailsGatherer:
+    """Gathers the details of a run's report, as far as there is time.
+
+    Attributes:
+        run: The run.
+        baseline: The float model.
+        calibration: What can be quantized.
+        evaluator: Has the search problem and the measurements.
+        outcome: The outcome of the search.
+    """
+
+    run: TuningRun
+    baseline: Baseline
+    calibration: Calibration
+    evaluator: CandidateEvaluator
+    outcome: SearchOutcome
+
+    def gather(self, final: Finalized, accuracy: ChoiceAccuracy) -> ReportDetails:
+        """Measure and describe what the report shows.
+
+        Args:
+            final: The result.
+            accuracy: Measures candidates as they can be exported.
+        """
+        run, missing = self.run, list[str]()
+        run.reporter.tell("report", "measuring what the report shows")
+        spend = _Allowance(run, run.reporter.elapsed_s)
+        keeps, earlier = final.keeps_earlier and final.earlier is not None, final.earlier
+        placement = earlier.placement if keeps and earlier is not None else final.placement
+        file = run.folder / names.FINAL if keeps else run.folder.staged / names.FINAL
+        layers = self._layers(file if placement else None, spend, missing)
+        errors = self._errors(file, spend, missing) if placement else {}
+        sqnr_db = self._sqnr_db(accuracy, spend)
+        with at_shapes(self.baseline.base.index.model, run.provider.shapes):
+            details = details_of(run, None)
+            layer_of = {name: n for n, row in enumerate(layers) for name in row.nodes}
+            facts = NodeFacts(
+                self._reasons(placement, final),
+                self._areas(),
+                layer_of,
+                {name: e.sqnr_db for name, e in errors.items() if math.isfinite(e.sqnr_db)},
+            )
+            graph = graph_view(self.calibration.planner, placement, facts)
+            tensors = self._tensors(errors)
+        return replace(
+            details,
+            graph=graph,
+            layers=layers,
+            patterns=self._patterns(placement, layers),
+            tensors=tensors,
+            tensors_on=f"{_ERROR_SAMPLES} samples of the calibration data" if errors else "",
+            candidates=self._candidates(placement),
+            sqnr_db=sqnr_db,
+            missing=tuple(missing),
+        )
+
+    def _layers(
+        self, file: Path | None, spend: _Allowance, missing: list[str]
+    ) -> tuple[LayerChange, ...]:
+        """Profile the float model and the result."""
+        if not spend.allows(2.0 * self.baseline.build_s):
+            missing.append("Layers: there was no time to profile the models.")
+            return ()
+        index = self.baseline.base.index
+        before = self._profile(self.baseline.file)
+        after = self._profile(file) if file is not None and before else None
+        if not before:
+            missing.append("Layers: the engine does not report them.")
+            return ()
+        return layer_changes(index, before, after or None)
+
+    def _profile(self, file: Path) -> list[MappedLayer]:
+        found = layers_told(self.run.engine, file, self.run.feeds, _PROFILE_RUNS)
+        model = load_model(file)
+        infer_shapes(model)
+        return nodes_of_layers(GraphIndex(model), found) if found else []
+
+    def _errors(self, file: Path, spend: _Allowance, missing: list[str]) -> dict[str, OpError]:
+        """Measure the error that each op's own quantization adds, on the user's data."""
+        run = self.run
+        if not run.provider.is_data:
+            return {}
+        if not spend.allows(3.0 * run.budget.evaluation_s):
+            missing.append("Errors of layers: there was no time to measure them.")
+            return {}
+        samples = itertools.islice(run.provider.evaluation_samples(), _ERROR_SAMPLES)
+        try:
+            return own_errors(run.runner, self.baseline.file, file, samples)
+        except QdqtuneError as error:
+            missing.append(f"Errors of layers: {error.what}")
+            return {}
+
+    def _tensors(self, errors: dict[str, OpError]) -> tuple[TensorRow, ...]:
+        ranges = self.calibration.inserter.encoder.ranges.by_tensor
+        index = self.baseline.base.index
+        rows = []
+        for error in sorted(errors.values(), key=lambda each: each.sqnr_db):
+            sizes = index.shape(error.tensor)
+            known = [size for size in sizes or () if size is not None]
+            count = math.prod(known) * _ERROR_SAMPLES if sizes and len(known) == len(sizes) else 0
+            rows.append(
+                TensorRow(
+                    error.tensor, error.node, error.op_type,
+                    error.sqnr_db if math.isfinite(error.sqnr_db) else None,
+                    error.max_error, error.max_value,
+                    math.sqrt(error.signal / count) if count else None,
+                    ranges.get(error.tensor),
+                )
+            )  # fmt: skip
+        return tuple(rows)
+
+    def _sqnr_db(self, accuracy: ChoiceAccuracy, spend: _Allowance) -> dict[str, float]:
+        """Measure the error of whole-model placements and of the fastest candidates."""
+        seeds = [state for state in self.evaluator.problem.seeds.values() if state]
+        fastest = self.evaluator.fastest_first()
+        states = dict.fromkeys([self.outcome.state, *seeds, *fastest[:_MOST_EVALUATED]])
+        found = {}
+        for state in dict.fromkeys([*states, *fastest]):
+            name = self.evaluator.candidate_of(state).name
+            is_wanted = state in states and spend.allows(self.run.budget.evaluation_s)
+            if name and (accuracy.knows(SQNR, state) or is_wanted):
+                decibels = accuracy.measured(SQNR, state)
+                if decibels is not None and math.isfinite(decibels):
+                    found[name] = decibels
+        return found
+
+    def _candidates(self, placement: Placement) -> dict[str, str]:
+        """Return the ids of whole-model choices, and of the result."""
+        names_of, space = self.run.journal.names, self.evaluator.problem.space
+        keys = {label: space.key(state) for label, state in self.evaluator.problem.seeds.items()}
+        keys[RESULT] = placement.digest()
+        return {label: names_of[key] for label, key in keys.items() if key in names_of}
+
+    def _areas(self) -> list[tuple[str, Sequence[str]]]:
+        problem, index = self.evaluator.problem, self.calibration.planner.index
+        if isinstance(problem, AssemblyProblem):
+            return [(f"fusion group {each.number}", each.nodes) for each in problem.units.groups]
+        return [
+            (f"region {region.id}", [index.nodes[n].name or "" for n in region.get_nodes()])
+            for region in leaves(CombinedRegionSearch(index).search_regions())
+        ]
+
+    def _reasons(self, placement: Placement, final: Finalized) -> dict[str, str]:
+        """Say of every node why it is quantized or float."""
+        planner, space = self.calibration.planner, self.evaluator.problem.space
+        effects = GroupEffects(space, self.run.journal.kept_lines, placement.digest())
+        chosen = space.nearest(placement)
+        harmful = space.closed(self.outcome.state) - chosen if final.lost_to_accuracy else set()
+        reasons = dict(planner.left_float)
+        for number, group in enumerate(space.groups):
+            if number in harmful:
+                text = "it was faster quantized, but not accurate enough"
+            else:
+                text = effects.text(number, is_chosen=number in chosen)
+            for name in group.nodes:
+                if number in chosen or name not in reasons:
+                    reasons[name] = text
+        for name in planner.units:
+            reasons.setdefault(name, "it was not among the choices of the search")
+        for node in planner.index.nodes:
+            reasons.setdefault(node.name or "", "it is part of the op before it")
+        return reasons
+
+    def _patterns(
+        self, placement: Placement, layers: Sequence[LayerChange]
+    ) -> tuple[PatternRow, ...]:
+        edges = self.calibration.planner.index.effective(placement)
+        quantized = self.calibration.planner.quantized(placement)
+        rows = [
+            _pattern_row(
+                view, each, view.scheme_in(edges, quantized).hash, layers,
+                self.calibration.planner.index,
+            )
+            for view, each in self.evaluator.schemes_tried
+        ]  # fmt: skip
+        return tuple(sorted(rows, key=lambda row: (row.after_ms or 0.0) - (row.before_ms or 0.0)))
+
+
+def details_of(run: TuningRun, calibration: Calibration | None) -> ReportDetails:
+    """Return what is known of every run; the graph only if it is known what can be quantized."""
+    details = ReportDetails(str(run.request.config.output_dir), run.header["model"])
+    if calibration is None:
+        return details
+    planner = calibration.planner
+    graph = graph_view(planner, Placement(), NodeFacts(planner.left_float))
+    return replace(details, graph=graph)
+
+
+def write_details(path: Path, details: ReportDetails) -> None:
+    """Write `report.json`.
+
+    Raises:
+        OutputError: If it can't be written.
+    """
+    write_text(path, json.dumps(details.to_dict(), allow_nan=False) + "\n", force=True)
+
+
+@dataclass(frozen=True)
+class _Allowance:
+    """The time for measurements that only the report needs."""
+
+    run: TuningRun
+    began_s: float
+
+    def allows(self, seconds: float) -> bool:
+        """Whether something that takes this long fits."""
+        elapsed_s = self.run.reporter.elapsed_s
+        most_s = max(_LEAST_S, _PART * self.began_s)
+        ends_s = elapsed_s - self.began_s + seconds
+        return ends_s <= most_s and seconds <= self.run.reporter.left_s - self.run.budget.write_s
+
+
+def _pattern_row(
+    view: PatternView,
+    tried: Sequence[TriedScheme],
+    chosen: str,
+    layers: Sequence[LayerChange],
+    index: GraphIndex,
+) -> PatternRow:
+    known = [each.scheme.latency_ms for each in tried if each.scheme.hash == chosen]
+    best_ms = min(known, default=math.inf)
+    own = sorted(view.nodes, key=lambda name: index.position[name])
+    inside = [(layer, len(view.nodes.intersection(layer.nodes))) for layer in layers]
+    # A layer across the border of a region counts by its nodes.
+    parts = [(layer, count / len(layer.nodes)) for layer, count in inside if count]
+    has_after = any(layer.after_ms is not None for layer, _ in parts)
+    return PatternRow(
+        tuple(index.node[name].op_type for name in own[: len(own) // view.regions]),
+        view.regions,
+        own[0],
+        tuple(
+            _scheme_row(each, each.scheme.hash == chosen, best_ms)
+            for each in sorted(tried, key=lambda each: each.scheme.latency_ms)
+        ),
+        sum(layer.before_ms * part for layer, part in parts) if parts else None,
+        sum((layer.after_ms or 0.0) * part for layer, part in parts) if has_after else None,
+    )
+
+
+def _scheme_row(tried: TriedScheme, is_chosen: bool, best_ms: float) -> SchemeRow:
+    scheme, candidate = tried.scheme, tried.candidate
+    latency_ms = None if scheme.error else scheme.latency_ms
+    if is_chosen:
+        reason = "kept: it is in the result"
+    elif scheme.error:
+        reason = f"dropped: {candidate.failure.splitlines()[0] if candidate.failure else 'failed'}"
+    elif math.isfinite(best_ms):
+        off = 100.0 * (scheme.latency_ms / best_ms - 1.0)
+        slower = f"its fastest model is {off:.1f} % slower than the result"
+        reason = f"dropped: {slower}" if off >= 0.05 else "dropped: no faster than the result"
+    else:
+        reason = "dropped"
+    return SchemeRow(
+        tuple(str(point) for point in scheme.points()), candidate.name, latency_ms, is_chosen,
+        reason,
+    )  # fmt: skip
