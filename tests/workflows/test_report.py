@@ -25,7 +25,7 @@ from tests.report.runs import HOSTILE
 @pytest.fixture
 def resnet(tmp_path: Path) -> Path:
     path = tmp_path / "resnet.onnx"
-    onnx.save(zoo.build("resnet18", width=16, image=64, blocks=(1, 1, 1, 1)), path)
+    onnx.save(zoo.build("resnet18", width=32, image=96, blocks=(1, 1, 1, 1)), path)
     return path
 
 
@@ -93,7 +93,7 @@ def test_patterns_say_why_schemes_were_kept_or_dropped(resnet: Path, tmp_path: P
 
 def test_errors_of_layers_are_measured_on_data_only(resnet: Path, tmp_path: Path) -> None:
     data = tmp_path / "data.npz"
-    images = np.random.default_rng(0).normal(size=(4, 1, 3, 64, 64)).astype(np.float32)
+    images = np.random.default_rng(0).normal(size=(4, 1, 3, 96, 96)).astype(np.float32)
     np.savez(data, image=images)
     options = {"engine": "onnxruntime", "threads": 1, "preset": "quick", "max_benchmarks": 2,
                "performance_threshold": 1.0, "min_sqnr_db": None}  # fmt: skip
