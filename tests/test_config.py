@@ -55,6 +55,7 @@ TYPED: dict[str, tuple[list[str], Any]] = {
     "resume": (["--resume", "never"], "never"),
     "restart": (["--restart"], True),
     "force": (["--force"], True),
+    "report": (["--no_report"], False),
     "engine": (["--engine", "simulated"], "simulated"),
     "engine_options": (["--engine_option", "a=1", "--engine_option", "b=2=3"],
                        {"a": "1", "b": "2=3"}),
@@ -113,6 +114,7 @@ QUANTIZE_TYPED: dict[str, tuple[list[str], Any]] = {
     "autotune": (["--autotune"], "default"),
     "autotune_output_dir": (["--autotune_output_dir", "d"], "d"),
     "save_placement": (["--save_placement", "p.json"], "p.json"),
+    "report": (["--report", "r.html"], "r.html"),
 }
 
 

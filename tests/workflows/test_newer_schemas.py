@@ -18,6 +18,7 @@ from qdqtune.cli.main import main
 from qdqtune.records._errors import NewerSchemaError
 from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import Ranges
+from qdqtune.records._report import ReportDetails
 from qdqtune.records._tuning import Summary
 from qdqtune.records._untrusted_files import SCHEMAS
 from qdqtune.search.patterns._pattern_cache import PatternCache
@@ -40,6 +41,7 @@ NOT_READ_AGAIN = {
     "inspection",
     "layers",
     "optimization",
+    "page",
     "plan",
     "quantize",
     "shapes",
@@ -56,6 +58,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "pattern_cache": PatternCache.load,
     "placement": lambda path: Placement.from_json(path.read_text(), str(path)),
     "ranges": lambda path: Ranges.from_json(path.read_text(), str(path)),
+    "report": lambda path: ReportDetails.from_dict(json.loads(path.read_text()), str(path)),
     "summary": lambda path: Summary.from_dict(json.loads(path.read_text()), str(path)),
 }
 
@@ -70,6 +73,8 @@ def write_newer(kind: str, folder: Path) -> Path:
             SubgraphCache(path, HEADER).keep_profiled()
     elif kind == "calibration":
         RangeCache(folder).store(*path.stem.split("-"), Calibrated({}, 1, {}))
+    elif kind == "report":
+        path.write_text(json.dumps(ReportDetails().to_dict()))
     elif not path.exists():
         shutil.copy(RUN / path.name, path)
     text, newest = path.read_text(), SCHEMAS[kind]

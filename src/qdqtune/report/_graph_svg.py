@@ -26,7 +26,8 @@ from qdqtune.report._charts import join
 _SLOT, _ROW = 112.0, 44.0
 _NODE_WIDTH, _NODE_HEIGHT = 96.0, 24.0
 _HALO = 7.0
-_LONGEST_LABEL = 15
+_LONGEST_LABEL = 13
+_MARGIN = 16.0
 
 CLASSES = {
     FLOAT: "f", QUANTIZED: "q", DYNAMIC: "d", UNFUSED: "u", WEIGHTS: "w", BORDER: "b",
@@ -41,7 +42,7 @@ def graph_svg(graph: GraphView, prefix: str) -> Markup:
         graph: The graph.
         prefix: Begins the ids of nodes, to tell graphs on one page apart.
     """
-    width, height = graph.width * _SLOT, graph.height * _ROW
+    width, height = graph.width * _SLOT + 2 * _MARGIN, graph.height * _ROW + 2 * _MARGIN
     nodes = join(
         Markup(
             '<g id="{}n{}" class="n {}" transform="translate({:.0f} {:.0f})">'
@@ -54,12 +55,13 @@ def graph_svg(graph: GraphView, prefix: str) -> Markup:
         for number, node in enumerate(graph.nodes)
     )  # fmt: skip
     return Markup(
-        '<svg class="graph" id="{}graph" viewBox="0 0 {:.0f} {:.0f}" '
+        '<svg class="graph" id="{}graph" viewBox="{:.0f} {:.0f} {:.0f} {:.0f}" '
         'preserveAspectRatio="xMidYMid meet" role="img" aria-label="The graph">'
         '<g class="areas">{}</g><g class="edges">{}</g><g class="borders">{}</g>'
         '<path class="chosen" d=""/><g class="nodes">{}</g></svg>'
     ).format(
-        prefix, width, height, _areas(graph), _edges(graph), _borders(graph.edges, graph), nodes
+        prefix, -_MARGIN, -_MARGIN, width, height,
+        _areas(graph), _edges(graph), _borders(graph.edges, graph), nodes,
     )  # fmt: skip
 
 
@@ -156,7 +158,9 @@ def _areas(graph: GraphView) -> Markup:
         source, target = graph.nodes[edge.source], graph.nodes[edge.target]
         if source.area == target.area >= 0 and not edge.bends:
             (x, y), (to_x, to_y) = _pixels([source.place, target.place])
-            parts[source.area].append(f"M{x - 30:.0f} {y:.0f}h60L{to_x + 30:.0f} {to_y:.0f}h-60z")
+            half = _NODE_WIDTH / 2 + _HALO
+            band = f"M{x - half:.0f} {y:.0f}h{2 * half:.0f}L{to_x + half:.0f} {to_y:.0f}"
+            parts[source.area].append(f"{band}h{-2 * half:.0f}z")
     return join(
         Markup('<path class="ao" d="{0}"/><path class="ai" d="{0}"/>').format("".join(found))
         for _, found in sorted(parts.items())

@@ -60,7 +60,8 @@ def _of_tune(run: RunView, summary: Summary) -> PageFacts:
     low, high = summary.speedup_interval
     kept = summary.kept_float
     interval = f"{low:.3f} to {high:.3f} at {100 * summary.confidence:g} % confidence"
-    reason = (summary.reason.rstrip(".") or "nothing that was tried is faster") + "."
+    reason = summary.reason.rstrip(".…") or "nothing that was tried is faster"
+    reason += "…" if summary.reason.endswith("…") else "."
     return PageFacts(
         title=_name(summary.model),
         verdict="Kept as given" if kept else f"{summary.speedup:.2f}× as fast",

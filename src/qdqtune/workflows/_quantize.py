@@ -241,6 +241,7 @@ def _search_config(request: QuantizeRequest, preset: str, folder: Path) -> TuneC
         precision="float32",
         output_dir=folder,
         force=False,
+        report=True,
     )
 
 

@@ -1,0 +1,191 @@
+"""`report.html`: all that records hold as text, nothing else, and the same bytes every time."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqtune.records._measurement import Comparison
+from qdqtune.records._placement import Placement
+from qdqtune.records._printable import printable
+from qdqtune.records._quantization import Decision, QuantizeReport
+from qdqtune.records._report import ReportDetails, RunView
+from qdqtune.report import _html as html_module
+from qdqtune.report._charts import span, ticks
+from qdqtune.report._html import page_html
+from tests.report.runs import HOSTILE, SUMMARY, run_of
+
+
+class Page(HTMLParser):
+    """The tags and the text of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: set[str] = set()
+        self.text: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_stay_text(name: str) -> None:
+    plain, page = Page(page_html([run_of()])), Page(page_html([run_of((name, "b", "c"))]))
+    assert page.tags == plain.tags
+    assert not {each for each in page.attributes if each.startswith("on")}
+    assert printable(name) in "".join(page.text)
+
+
+@given(st.text(min_size=1, max_size=60))
+def test_any_name_leaves_the_markup_as_it_is(name: str) -> None:
+    page = Page(page_html([run_of((f"x{name}", "b", "c"))]))
+    assert page.tags == Page(page_html([run_of()])).tags
+
+
+def test_only_our_own_style_and_script_may_run() -> None:
+    html = page_html([run_of()])
+    found = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', html)
+    assert found is not None
+    policy = found[1].replace("&#39;", "'")
+    assert policy.startswith("default-src 'none';")
+    assert "unsafe" not in policy
+    assert "http:" not in html.replace("http-equiv", "")
+    assert "https:" not in html
+    for tag in ("style", "script"):
+        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert "style" not in Page(html).attributes
+
+
+def test_the_same_records_give_the_same_bytes_wherever_they_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    first = page_html([run_of()])
+    monkeypatch.chdir(str(tmp_path))
+    for name in ("USER", "HOME", "HOSTNAME", "TZ", "LANG"):
+        monkeypatch.setenv(name, "somewhere else")
+    assert page_html([run_of()]) == first
+    assert os.uname().nodename not in first
+
+
+def test_the_headline_has_the_speedup_its_interval_and_the_accuracy() -> None:
+    text = " ".join("".join(Page(page_html([run_of()])).text).split())
+    assert "2.00× as fast 10.00 ms → 5.00 ms 1.900 to 2.100" in text
+    assert "30.0 dB output SQNR" in text
+    assert "onnxruntime 1.22, 1 thread" in text
+
+
+def test_what_makes_a_more_accurate_model_is_a_command() -> None:
+    text = "".join(Page(page_html([run_of()])).text)
+    assert "qdqtune export runs/stem --candidate c0001 -o c0001.onnx" in text
+    alone = replace(run_of(), details=ReportDetails("runs/stem"))
+    assert "qdqtune tune stem --min_sqnr 33" in "".join(Page(page_html([alone])).text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"calibration": "random"}, "Calibrated on random inputs"),
+        ({"contention": 0.4}, "The machine was busy: the engine waited for a core 40 %"),
+        ({"openings": 1}, "no time to open the files in several processes"),
+        ({"output_sqnr_db": 15.5}, "by less than 1 dB"),
+        ({"output_sqnr_db": None}, "accuracy of the result is unknown"),
+        ({"stopped": "interrupted"}, "The search was interrupted"),
+        ({"lost_to_accuracy": "the stem"}, "not accurate enough: the stem"),
+    ],
+)
+def test_what_is_doubtful_is_noted_at_the_top(changes: dict[str, object], note: str) -> None:
+    sure = page_html([RunView(SUMMARY, "run", details=ReportDetails())])
+    doubtful = page_html([RunView(replace(SUMMARY, **changes), "run", details=ReportDetails())])  # type: ignore[arg-type]
+    assert 'class="note"' not in sure
+    assert note in re.sub(r"\s+", " ", "".join(Page(doubtful).text))
+
+
+def test_a_model_that_was_kept_says_why() -> None:
+    kept = replace(SUMMARY, kept_float=True, reason="the gain is too small", speedup=1.0)
+    text = "".join(Page(page_html([RunView(kept, "run")])).text)
+    assert "Kept as given" in text
+    assert "The gain is too small." in text
+    assert "as fast" not in text
+
+
+def test_failures_and_inaccurate_models_are_crossed_out() -> None:
+    run = run_of()
+    assert run.details is not None
+    details = replace(
+        run.details, candidates={**run.details.candidates, "broken": "c0002"},
+        sqnr_db={"c0001": 3.0},
+    )  # fmt: skip
+    html = page_html([replace(run, details=details)])
+    rows = re.findall(r'<span class="struck">(.*?)</span>.*?</tr>', html, re.DOTALL)
+    assert {"rules", "broken"} <= set(rows)
+    for name, why in (("rules", "not accurate enough: below 15 dB"), ("broken", "refused stem")):
+        row = html.partition(f'<span class="struck">{name}</span>')[2].partition("</tr>")[0]
+        assert f'<span class="why">{why}</span>' in row
+
+
+def test_several_runs_share_a_page_without_sharing_ids() -> None:
+    html = page_html([run_of(), run_of(("other", "b", "c"))])
+    ids = re.findall(r'\bid="([^"]*)"', html)
+    assert len(ids) == len(set(ids))
+    assert "2 runs side by side" in html
+    for prefix in ("r0-", "r1-"):
+        assert f'id="{prefix}graph"' in html
+
+
+def test_a_large_report_stays_below_four_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(page_html([run_of(nodes=2000)]).encode()) <= 4_000_000
+    monkeypatch.setattr(html_module, "_MOST_BYTES", 200_000)
+    html = page_html([run_of(nodes=300), run_of(nodes=2000)])
+    assert len(html.encode()) <= 200_000
+    assert 'id="r0-graph"' in html
+    assert 'id="r1-graph"' not in html
+
+
+def test_one_shot_quantization_has_a_page_too() -> None:
+    report = QuantizeReport(
+        engine="onnxruntime", dialect="onnxruntime", quant_type="int8",
+        decisions=(Decision("stem", "Conv", True, "weighted", "it has weights"),),
+        placement=Placement(), calibration="random", calibrated_on="8 samples", baseline_ms=4.0,
+        final_ms=2.0, comparison=Comparison(2.0, 1.9, 2.1, 0.99, 10), sqnr_db={"y": 22.0},
+    )  # fmt: skip
+    text = " ".join("".join(Page(page_html([RunView(report, "net.onnx")])).text).split())
+    assert "2.00× as fast 4.00 ms → 2.00 ms" in text
+    assert "Calibrated on random inputs" in text
+    kept = replace(report, kept_float=True, reason="it is not faster")
+    assert "It is not faster" in "".join(Page(page_html([RunView(kept, "net.onnx")])).text)
+
+
+def test_an_empty_run_has_a_page() -> None:
+    nothing = replace(SUMMARY, seeds={}, blanket=None, benchmarks=0)
+    assert "How it compares" in page_html([RunView(nothing, "run")])
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
+def test_ticks_are_inside_and_evenly_spaced(low: float, width: float) -> None:
+    found = ticks(low, low + width)
+    margin = 1e-6 * (abs(low) + width)
+    assert all(low - margin <= each <= low + width + margin for each in found)
+    assert 1 <= len(found) <= 12
+
+
+@given(st.lists(st.floats(-1e6, 1e6), max_size=5))
+def test_a_span_covers_its_values(values: list[float]) -> None:
+    low, high = span(values)
+    assert low < high
+    assert all(low <= each <= high for each in values)

@@ -1,0 +1,209 @@
+"""The report of a run: written by every tune, from records, and again by `report`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqtune import zoo
+from qdqtune.cli.main import main
+from qdqtune.records._errors import OutputError, UsageError
+from qdqtune.records._report import FLOAT, QUANTIZED, ReportDetails
+from qdqtune.records._tuning import TuneResult
+from qdqtune.report._html import page_html
+from qdqtune.testing.simulated import QUIET
+from qdqtune.workflows._quantize import quantize
+from qdqtune.workflows._report import read_run, report
+from qdqtune.workflows.tuning._tune import tune
+from tests.report.runs import HOSTILE
+
+
+@pytest.fixture
+def resnet(tmp_path: Path) -> Path:
+    path = tmp_path / "resnet.onnx"
+    onnx.save(zoo.build("resnet18", width=32, image=96, blocks=(1, 1, 1, 1)), path)
+    return path
+
+
+def simulated(model: Path, folder: Path, **options: object) -> TuneResult:
+    settings = {"engine": "simulated", "engine_options": QUIET, "preset": "quick"}
+    return tune(model, **{**settings, "max_benchmarks": 6, "output_dir": folder, **options})  # type: ignore[arg-type]
+
+
+def details_in(folder: Path) -> ReportDetails:
+    return ReportDetails.from_dict(json.loads((folder / "report.json").read_text()))
+
+
+@pytest.mark.parametrize("workflow", ["region", "subgraph"])
+def test_every_tune_writes_a_report_that_is_made_of_records_alone(
+    resnet: Path, tmp_path: Path, workflow: str
+) -> None:
+    result = simulated(resnet, tmp_path / "run", workflow=workflow)
+    assert result.report == tmp_path / "run/report.html"
+    written = result.report.read_bytes()
+    result.report.unlink()
+    assert report([tmp_path / "run"]).bytes == len(written)
+    assert result.report.read_bytes() == written
+    details = details_in(tmp_path / "run")
+    assert details.graph is not None
+    assert details.to_dict() == json.loads((tmp_path / "run/report.json").read_text())
+    forms = {node.form for node in details.graph.nodes}
+    assert (QUANTIZED in forms) == (not result.summary.kept_float)
+    what = "fusion group" if workflow == "subgraph" else "region"
+    assert {area.rpartition(" ")[0] for area in details.graph.areas} == {what}
+
+
+def test_the_graph_has_every_node_once_with_its_reason(resnet: Path, tmp_path: Path) -> None:
+    simulated(resnet, tmp_path / "run")
+    graph = details_in(tmp_path / "run").graph
+    assert graph is not None
+    names = [node.name for node in graph.nodes if node.form]
+    model = onnx.load(tmp_path / "run/region_models/float.onnx", load_external_data=False)
+    assert sorted(names) == sorted(node.name for node in model.graph.node)
+    assert all(node.reason >= 0 and node.area >= 0 for node in graph.nodes if node.form)
+    assert all(edge.source < edge.target for edge in graph.edges)
+
+
+def test_layers_before_and_after_are_of_the_same_nodes(resnet: Path, tmp_path: Path) -> None:
+    result = simulated(resnet, tmp_path / "run")
+    assert not result.summary.kept_float
+    details = details_in(tmp_path / "run")
+    computing = [row for row in details.layers if row.kind == "compute"]
+    nodes = [name for row in computing for name in row.nodes]
+    assert len(nodes) == len(set(nodes))
+    gains = [row.gain_ms for row in details.layers]
+    assert gains == sorted(gains, reverse=True)
+    before, after = (
+        sum(getattr(row, name) for row in details.layers) for name in ("before_ms", "after_ms")
+    )
+    assert before / after == pytest.approx(result.summary.speedup, rel=0.1)
+
+
+def test_patterns_say_why_schemes_were_kept_or_dropped(resnet: Path, tmp_path: Path) -> None:
+    simulated(resnet, tmp_path / "run")
+    patterns = details_in(tmp_path / "run").patterns
+    schemes = [scheme for row in patterns for scheme in row.schemes]
+    assert all(sum(scheme.chosen for scheme in row.schemes) == 1 for row in patterns)
+    assert {scheme.reason.partition(":")[0] for scheme in schemes} == {"kept", "dropped"}
+
+
+def test_errors_of_layers_are_measured_on_data_only(resnet: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data.npz"
+    images = np.random.default_rng(0).normal(size=(4, 1, 3, 96, 96)).astype(np.float32)
+    np.savez(data, image=images)
+    options = {"engine": "onnxruntime", "threads": 1, "preset": "quick", "max_benchmarks": 2,
+               "performance_threshold": 1.0, "min_sqnr_db": None}  # fmt: skip
+    result = tune(resnet, output_dir=tmp_path / "run", calibration_data=data, **options)  # type: ignore[arg-type]
+    tensors = details_in(tmp_path / "run").tensors
+    if result.summary.qdq_pairs:
+        errors = [row.sqnr_db for row in tensors if row.sqnr_db is not None]
+        assert errors == sorted(errors)
+        assert all(row.max_value >= (row.typical_value or 0.0) for row in tensors)
+    tune(resnet, output_dir=tmp_path / "random", **options)  # type: ignore[arg-type]
+    assert details_in(tmp_path / "random").tensors == ()
+
+
+def test_a_run_that_keeps_float_has_a_report_with_the_reason(resnet: Path, tmp_path: Path) -> None:
+    result = simulated(resnet, tmp_path / "run", min_sqnr_db=200.0)
+    assert result.summary.kept_float
+    html = (tmp_path / "run/report.html").read_text()
+    assert "Kept as given" in html
+    graph = details_in(tmp_path / "run").graph
+    assert graph is not None
+    assert {node.form for node in graph.nodes if node.form} == {FLOAT}
+    assert "it was faster quantized, but not accurate enough" in graph.reasons
+
+
+def test_no_report_leaves_it_out_and_report_makes_up_for_it(resnet: Path, tmp_path: Path) -> None:
+    result = simulated(resnet, tmp_path / "run", report=False)
+    assert result.report is None
+    assert not (tmp_path / "run/report.html").exists()
+    assert not (tmp_path / "run/report.json").exists()
+    report([tmp_path / "run"])
+    html = (tmp_path / "run/report.html").read_text()
+    assert "made with --no_report" in html
+    assert "How it compares" in html
+
+
+def test_hostile_names_go_through_a_whole_run_as_text(resnet: Path, tmp_path: Path) -> None:
+    model = onnx.load(resnet)
+    for node, name in zip(model.graph.node, HOSTILE, strict=False):
+        node.name = name
+    onnx.save(model, resnet)
+    simulated(resnet, tmp_path / "run")
+    html = (tmp_path / "run/report.html").read_text()
+    assert "window.hurt = 1</script>" not in html
+    assert "<img" not in html
+    assert "\x1b" not in html
+    assert "\u202e" not in html
+
+
+def test_a_resumed_run_continues_the_trace(resnet: Path, tmp_path: Path) -> None:
+    simulated(resnet, tmp_path / "run", max_benchmarks=3)
+    first = read_run(tmp_path / "run").trials
+    simulated(resnet, tmp_path / "run", max_benchmarks=8)
+    later = read_run(tmp_path / "run").trials
+    assert later[: len(first)] == first
+    assert len(later) > len(first)
+    times = [trial.at_s for trial in later]
+    assert times == sorted(times)
+    assert all(trial.stage for trial in later)
+
+
+def test_several_runs_stand_side_by_side(
+    resnet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("one", "two"):
+        simulated(resnet, tmp_path / name, max_benchmarks=2)
+    folders = [str(tmp_path / name) for name in ("one", "two")]
+    output = tmp_path / "both.html"
+    assert main(["report", *folders, "-o", str(output)]) == 0
+    assert "both.html" in capsys.readouterr().out
+    assert "2 runs side by side" in output.read_text()
+    assert main(["report", *folders]) == 2
+    assert "-o report.html" in capsys.readouterr().err
+    with pytest.raises(OutputError, match="exists"):
+        report(folders, output)
+    report(folders, output, force=True)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"has no summary\.json"):
+        report([tmp_path])
+    with pytest.raises(UsageError, match="No run was given"):
+        report([])
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(UsageError, match="can't be read"):
+        report([tmp_path])
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"kind": "report", "schema": 1, "graph": 3}'])
+def test_damaged_details_are_left_out(
+    resnet: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    simulated(resnet, tmp_path / "run", max_benchmarks=1)
+    (tmp_path / "run/report.json").write_text(damage)
+    report([tmp_path / "run"])
+    assert "report.json is damaged" in caplog.text
+
+
+def test_quantize_writes_a_report_where_it_is_asked(resnet: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = quantize(resnet, tmp_path / "q.onnx", engine="onnxruntime", threads=1, report=page,
+                    performance_threshold=None)  # fmt: skip
+    html = page.read_text()
+    assert "Quantized" in html
+    assert html.count('class="n q"') > 0
+    assert done.report.decisions[0].reason in html.replace("&#39;", "'")
+    with pytest.raises(OutputError, match="exists"):
+        quantize(resnet, tmp_path / "r.onnx", engine="onnxruntime", report=page)
+
+
+def test_quantize_by_search_shows_the_search(resnet: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    quantize(resnet, tmp_path / "q.onnx", engine="simulated", autotune="quick", report=page)
+    assert page.read_text() == page_html([read_run(tmp_path / "q_autotune")])
