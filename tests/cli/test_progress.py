@@ -101,7 +101,7 @@ def test_of_an_amount_only_the_latest_is_shown(shown_of: Shown) -> None:
     counted = [TuneEvent("calibration", "samples", done=n, total=99) for n in range(90)]
     lines = shown_of(TuneEvent("calibration", "on data"), *counted, 0.4)
     assert lines[0] == "calibration: on data"
-    assert set(lines[1:]) == {"calibration: samples: 89 of 99"}
+    assert set(lines[1:]) == {"calibration: 89 of 99 samples"}
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.5])

@@ -132,4 +132,4 @@ def test_a_long_repair_tells_how_far_it_is() -> None:
     quantized(model_from_text(text, **weights), min_sqnr_db=70.0, callbacks=[events.append])
     told = [(event.stage, event.message) for event in events if event.done is not None]
     assert ("calibration", "samples") in told
-    assert ("accuracy", "measuring errors of parts of the model") in told
+    assert ("accuracy", "parts of the model measured alone") in told

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from qdqtune.records._printable import message, printable
 from qdqtune.records._tuning import TuneEvent
-from qdqtune.report._formatting import duration
+from qdqtune.report._formatting import duration, shortened
 
 _SUBGRAPHS = "subgraphs"  # the stage whose steps are subgraphs instead of whole models
 # Nobody should wait for more than two seconds without a sign of life.
@@ -30,6 +30,8 @@ _FIRST_AFTER_S = 1.2  # Python takes some time to start
 # Seldom, because redrawing takes time on the machine that is measuring.
 _REDRAW_S = 0.5
 _LINES_IN_NOTEBOOK = 12
+_WIDE = 100  # columns of a terminal that has room for a bar
+_BAR, _SPACES, _LEAST_ROOM = 16, 5, 24
 _ROUNDED_S = 1.0  # a difference that durations don't show
 
 Watch = Callable[[TuneEvent], None]
@@ -97,7 +99,7 @@ def _benchmarks(event: TuneEvent) -> str:
 
 def _amount(event: TuneEvent) -> str:
     of = "" if event.total is None else f" of {event.total}"
-    return f"{event.message}: {event.done}{of}"
+    return f"{event.done}{of} {event.message}"
 
 
 class _Screen(Protocol):
@@ -250,12 +252,13 @@ class _Terminal:
 
         # No markup: a message can contain names from the model.
         whole_line = Column(no_wrap=True, overflow="ellipsis")
+        console = Console(stderr=True)
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False, table_column=whole_line),
-            BarColumn(bar_width=16),
+            *([BarColumn(bar_width=_BAR)] if console.width >= _WIDE else []),
             TextColumn("{task.fields[facts]}", markup=False, table_column=whole_line),
-            console=Console(stderr=True),
+            console=console,
             transient=True,
             auto_refresh=False,
             redirect_stdout=sys.stdout.isatty(),  # a pipe gets the results, as always
@@ -271,14 +274,17 @@ class _Terminal:
 
     def update(self, event: TuneEvent) -> None:
         """See `_Screen`."""
-        what = event.message if event.done is None else _amount(event)
         is_counted = event.done is not None
+        what = _amount(event) if is_counted else event.message
+        facts = printable(", ".join([f"{duration(event.seconds)} in all", *_facts(event)]))
+        width = self._bar.console.width
+        room = width - len(facts) - (_BAR if width >= _WIDE else 0) - _SPACES
         self._bar.update(
             self._task,
-            description=printable(f"{event.stage}: {what}"),
+            description=shortened(printable(f"{event.stage}: {what}"), max(_LEAST_ROOM, room)),
             completed=event.done if is_counted else event.benchmarks + event.known,
             total=event.total if is_counted else event.planned,
-            facts=printable(", ".join([f"{duration(event.seconds)} in all", *_facts(event)])),
+            facts=facts,
         )
         self._bar.refresh()
 

@@ -124,7 +124,7 @@ def fewest_dropped(
     few, many, steps = 0, parts, 0
     while many - few > 1 and (middle := next_count(few, many)) is not None:
         left = math.ceil(math.log2(many - few))
-        progress("leaving the worst parts float", steps, steps + left)
+        progress("attempts to leave the worst parts float", steps, steps + left)
         steps += 1
         few, many = (few, middle) if is_enough(middle) else (middle, many)
     return many

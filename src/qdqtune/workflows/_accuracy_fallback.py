@@ -175,9 +175,7 @@ class AccuracyFallback:
             for part in parts:
                 noise[way].append(self._noise(scaled.inserter, part))
                 done = sum(map(len, noise.values()))
-                self.progress(
-                    "measuring errors of parts of the model", done, len(tried) * len(parts)
-                )
+                self.progress("parts of the model measured alone", done, len(tried) * len(parts))
         mixed = self._without(dropped, self._mixed(ways, parts, noise))
         least_noise = [min(noises) for noises in zip(*noise.values(), strict=True)]
         ranked = sorted(range(len(parts)), key=lambda n: -least_noise[n] / self._worth(parts[n]))

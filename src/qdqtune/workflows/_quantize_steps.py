@@ -311,7 +311,7 @@ def _guard(
                 candidate = inserter.write(draft.placement(), f"candidate_{way.value}")
             with steps.step("judge"):
                 scaled[way] = Scaled(way.value, inserter, accuracy.quality(candidate))
-            progress("comparing ranges", len(scaled), len(ways))
+            progress("kinds of ranges compared", len(scaled), len(ways))
         with steps.step("guard"):
             guarded = AccuracyFallback(
                 draft, rules.draft, rules.parts(draft), accuracy, target.worker, samples,

@@ -364,7 +364,7 @@ class AccuracyRepair:
             has_time = self.left_s() > self._check_s * math.ceil(math.log2(len(parts) + 1))
             if has_time or self.accuracy.knows(APPROXIMATE_SQNR, part):
                 harm[part] = self._harm(part)
-                self.progress("measuring errors of parts of the fastest model", done, len(parts))
+                self.progress("parts of the fastest model measured alone", done, len(parts))
         self.is_cut_short = len(harm) < len(parts)
         return sorted(parts, key=lambda part: (-harm.get(part, math.inf), sorted(part)))
 

@@ -295,7 +295,7 @@ class Finalists:
                 continue  # no time: use only known values
             decibels = accuracy.measured(SQNR, state)
             found[way] = -math.inf if decibels is None else decibels
-            progress("comparing ranges", len(found), len(self.accuracy))
+            progress("kinds of ranges compared", len(found), len(self.accuracy))
         return max(found, key=found.__getitem__)
 
     def _correct(self, state: State, accuracy: ChoiceAccuracy) -> tuple[State, str]:
