@@ -150,7 +150,8 @@ class DetailsGatherer:
         index = self.baseline.base.index
         rows = []
         for error in sorted(errors.values(), key=lambda each: each.sqnr_db):
-            sizes = index.shape(error.tensor)
+            # The result may hold tensors that the float model has no name for.
+            sizes = index.shape(error.tensor) if error.tensor in index.value else None
             known = [size for size in sizes or () if size is not None]
             count = math.prod(known) * _ERROR_SAMPLES if sizes and len(known) == len(sizes) else 0
             rows.append(

@@ -130,8 +130,8 @@ def _gathered(
         return None
     try:
         return gatherer.gather(final, accuracy)
-    except (QdqtuneError, WorkerFailure) as error:
-        _logger.warning("the report lacks its details: %s", error)
+    except Exception as error:  # an hour of measurements is worth more than a page
+        _logger.warning("the report lacks its details: %s", error, exc_info=True)
         return None
 
 
