@@ -182,6 +182,11 @@ class TimeBudget:
         """Return the expected seconds for building and comparing candidates with a reference."""
         return self._slower * self._comparison_s(candidates, effort)
 
+    @property
+    def noise_check_s(self) -> float:
+        """Expected seconds for timing the baseline against itself."""
+        return self._slower * self._comparison_s(1, Effort.SCREEN, self._opening_s.again)
+
     def fitting(self, candidates: int, effort: Effort, *, least: bool = False) -> int:
         """Return how many of these candidates can be compared, with enough time left for the end.
 
@@ -289,11 +294,14 @@ class TimeBudget:
     def _last_builds_s(self, files: int) -> float:
         return self.start_s + (1 + files) * self._opening_s.again
 
-    def _comparison_s(self, candidates: int, effort: Effort) -> float:
+    def _comparison_s(
+        self, candidates: int, effort: Effort, opening_s: float | None = None
+    ) -> float:
         models = 1 + candidates
         rounds_s = self._preset.rounds[effort] * models * self._block_s
         timing_s = min(candidates * self._preset.seconds[effort], rounds_s)
-        builds_s = self._opening_s.again + candidates * self._opening_s.first
+        each_s = self._opening_s.first if opening_s is None else opening_s
+        builds_s = self._opening_s.again + candidates * each_s
         return builds_s + max(timing_s, self._shortest_s(candidates))
 
     def _shortest_s(self, candidates: int) -> float:

@@ -21,7 +21,6 @@ from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._native_dialect import native_dialect
 from qdqtune.engines._reference_engine import require_reference
-from qdqtune.engines._worker import WorkerFailure
 from qdqtune.engines.layers._files import map_layers, read_layer_info
 from qdqtune.engines.layers._latency import estimated_shares
 from qdqtune.graph._atomic_files import TemporaryFolder
