@@ -158,13 +158,14 @@ class Axes:
             '<text class="direct end" x="{:.1f}" y="{:.1f}">{}</text>'
         ).format(kind, path, right, right, self.y(points[-1][1]) - 6, label)
 
-    def level(self, value: float, label: str) -> Markup:
-        """Return a horizontal line with a label at its end."""
+    def level(self, value: float, label: str, *, is_left: bool = False) -> Markup:
+        """Return a horizontal line with a label at an end of it."""
         right = _WIDTH - _RIGHT
+        anchor, x = ("", _LEFT + 4) if is_left else (" end", right)
         return Markup(
             '<path class="level" d="M{:.1f} {:.1f}H{:.1f}"/>'
-            '<text class="direct muted end" x="{:.1f}" y="{:.1f}">{}</text>'
-        ).format(_LEFT, self.y(value), right, right, self.y(value) - 4, label)
+            '<text class="direct muted{}" x="{:.1f}" y="{:.1f}">{}</text>'
+        ).format(_LEFT, self.y(value), right, anchor, x, self.y(value) - 4, label)
 
     def rug(self, values: Iterable[float], kind: str) -> Markup:
         """Return ticks on the lower axis."""
