@@ -94,7 +94,7 @@ class GroupEffects:
         what = "quantizing it, all else equal, made"
         if effect.others:
             what = f"quantizing it and changing {_choices(effect.others)} made"
-        change = f"{abs(percent):.1f} % {'faster' if percent >= 0.0 else 'slower'}"
+        change = f"{abs(percent):.1f}\N{NO-BREAK SPACE}% {'faster' if percent >= 0.0 else 'slower'}"
         text = f"{what} the model {change} (±\N{NO-BREAK SPACE}{spread:.1f}\N{NO-BREAK SPACE}%)"
         if is_chosen == (percent >= 0.0):
             return text
@@ -113,7 +113,7 @@ class GroupEffects:
             return "it was tried only together with many others"
         best = max(others, key=self._gains.__getitem__)
         percent = 100.0 * math.expm1(result - self._gains[best])
-        change = f"{abs(percent):.1f} % {'slower' if percent >= 0.0 else 'faster'}"
+        change = f"{abs(percent):.1f}\N{NO-BREAK SPACE}% {'slower' if percent >= 0.0 else 'faster'}"
         text = f"the fastest candidate {which} it ({self._names[best]}) was {change}"
         if percent >= 0.0:
             return text
