@@ -257,7 +257,8 @@ def details_of(run: TuningRun, calibration: Calibration | None) -> ReportDetails
     """Return what is known of every run; the graph only if it is known what can be quantized."""
     details = ReportDetails(str(run.request.config.output_dir), run.header["model"])
     if calibration is None:
-        return details
+        gone = "Graph, layers, errors: the run ended before it was known what can be quantized."
+        return replace(details, missing=(gone,))
     planner = calibration.planner
     graph = graph_view(planner, Placement(), NodeFacts(planner.left_float))
     return replace(details, graph=graph)
