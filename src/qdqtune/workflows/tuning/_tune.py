@@ -21,6 +21,7 @@ from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._native_dialect import native_dialect
 from qdqtune.engines._reference_engine import require_reference
+from qdqtune.engines._worker import WorkerFailure
 from qdqtune.engines.layers._files import map_layers, read_layer_info
 from qdqtune.engines.layers._latency import estimated_shares
 from qdqtune.graph._atomic_files import TemporaryFolder
@@ -129,9 +130,15 @@ def _gathered(
         return None
     try:
         return gatherer.gather(final, accuracy)
-    except Exception as error:  # an hour of measurements is worth more than a page
-        _logger.warning("the report lacks its details: %s", error, exc_info=True)
+    except Exception as error:  # whatever it is, hours of measurements are at stake
+        _warn("the report lacks its details", error)
         return None
+
+
+def _warn(what: str, error: Exception) -> None:
+    is_known = isinstance(error, QdqtuneError | WorkerFailure)
+    _logger.warning("%s: %s", what, error if is_known else f"{type(error).__name__}: {error}")
+    _logger.info("where that was", exc_info=error)
 
 
 def _tuned(run: TuningRun, baseline: Baseline) -> RunResult:
@@ -484,8 +491,8 @@ def _write_report(result: RunResult) -> Path | None:
         details = result.details or details_of(run, result.calibration)
         write_details(folder / names.DETAILS, details)
         return Path(report([folder.path]).output)
-    except QdqtuneError as error:
-        _logger.warning("the report can't be written: %s", error)
+    except Exception as error:  # the result is in its place
+        _warn("the report can't be written", error)
         return None
 
 
