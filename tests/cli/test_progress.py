@@ -98,10 +98,26 @@ def test_an_estimate_that_was_too_short_is_dropped(shown_of: Shown) -> None:
 
 
 def test_of_an_amount_only_the_latest_is_shown(shown_of: Shown) -> None:
-    counted = [TuneEvent("calibration", "samples", done=n, total=99) for n in range(90)]
+    counted: list[TuneEvent] = []
+    show = ProgressReporter([counted.append]).counter("calibration", "samples")
+    for n in range(90):
+        show(n, 99)
     lines = shown_of(TuneEvent("calibration", "on data"), *counted, 0.4)
     assert lines[0] == "calibration: on data"
-    assert set(lines[1:]) == {"calibration: 89 of 99 samples"}
+    assert lines[1].startswith("calibration: 89 of 99 samples")
+
+
+def test_an_amount_that_stays_is_not_shown_twice(
+    shown_of: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_progress, "_OLD_S", 0.3)
+    events: list[TuneEvent] = []
+    ProgressReporter([events.append]).counter("accuracy", "layers compared")(9, 9)
+    first, *others = shown_of(TuneEvent("accuracy", "of layers"), *events, 0.7)[1:]
+    assert first == "accuracy: 9 of 9 layers compared"  # and not that no time is left
+    assert others
+    for line in others:
+        assert re.fullmatch(r"accuracy: 9 of 9 layers compared; 0\.\d s since then", line)
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.5])

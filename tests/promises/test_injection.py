@@ -60,7 +60,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def command_lines(model: str) -> list[list[str]]:
-    """Every command but `doctor`, on names of files that are attacks, too."""
+    """Every command that reads a file, on names of files that are attacks, too."""
     run = f"{FILE[:150]}.run"
     tune = ["tune", model, *QUICK[:2], "--preset", "quick", "--max_benchmarks", "3", "-o", run]
     lines = [
@@ -68,6 +68,7 @@ def command_lines(model: str) -> list[list[str]]:
         tune,
         ["export", run, "--list"],
         ["export", run, "--candidate", "c0000", "-o", f"{FILE[:150]}.c0"],
+        ["report", run, "-o", f"{FILE[:150]}.html"],
         ["verify", f"{run}/optimized_final.onnx", *QUICK],
         ["bench", model, model, *QUICK],
         ["insert", model, "--ops", "MatMul", "-o", f"{FILE[:150]}.q"],
@@ -98,7 +99,7 @@ def forged_lines(shown: str) -> list[str]:
 
 def test_every_command_is_here() -> None:
     tried = {line[0] for line in command_lines("m")}
-    assert known_commands() - tried <= {"doctor"}
+    assert known_commands() - tried <= {"completion", "doctor"}
 
 
 def test_what_commands_print_is_harmless(model: str, capsys: Capture) -> None:

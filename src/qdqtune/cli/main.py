@@ -31,6 +31,7 @@ _COMMANDS = {
     "convert": "write a model in float16, bfloat16 or float32",
     "shapes": "show a model's shapes, or write it with fixed ones",
     "doctor": "show which engines can be used here",
+    "completion": "print a script that completes commands and flags in a shell",
 }
 
 

@@ -34,7 +34,7 @@ class TuneEvent:
 
     Attributes:
         stage: The current stage: ``calibration``, ``noise``, ``seeds``, ``cuts``, ...
-        message: What happened or begins, in one line; what is counted if `done` is a number.
+        message: What happened or begins, in one line, with its amount if it has one.
         benchmarks: Candidates built and timed so far.
         known: Candidates whose timing came from earlier runs.
         planned: Estimated total number of candidates; None while unknown.

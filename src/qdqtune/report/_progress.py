@@ -32,6 +32,7 @@ _REDRAW_S = 0.5
 _LINES_IN_NOTEBOOK = 12
 _WIDE = 100  # columns of a terminal that has room for a bar
 _BAR, _SPACES, _LEAST_ROOM = 16, 5, 24
+_OLD_S = 1.0  # an amount that has not changed for this long
 _ROUNDED_S = 1.0  # a difference that durations don't show
 
 Watch = Callable[[TuneEvent], None]
@@ -66,8 +67,7 @@ def event_line(event: TuneEvent) -> str:
     """Format an event as a log line."""
     facts = _facts(event)
     also = f" ({', '.join(facts)})" if facts else ""
-    what = event.message if event.done is None else _amount(event)
-    return message(f"[{duration(event.seconds)}] {event.stage}: {what}{also}")
+    return message(f"[{duration(event.seconds)}] {event.stage}: {event.message}{also}")
 
 
 def _facts(event: TuneEvent) -> list[str]:
@@ -95,11 +95,6 @@ def _benchmarks(event: TuneEvent) -> str:
     if event.planned is None:
         return f"{event.benchmarks} benchmarks"
     return f"{done} of {event.planned} benchmarks"
-
-
-def _amount(event: TuneEvent) -> str:
-    of = "" if event.total is None else f" of {event.total}"
-    return f"{event.done}{of} {event.message}"
 
 
 class _Screen(Protocol):
@@ -135,7 +130,7 @@ class _Watcher:
     def __init__(self, screen: _Screen, first: TuneEvent) -> None:
         self._screen = screen
         self._event = first
-        self._began = self._came = self._step_began = self._shown = time.monotonic()
+        self._began = self._came = self._shown = time.monotonic()
         self._is_open = self._has_lines = False
         self._lock = threading.RLock()
         self._end = threading.Event()
@@ -145,10 +140,7 @@ class _Watcher:
     def __call__(self, event: TuneEvent) -> None:
         """Take an event."""
         with self._lock:
-            now, last = time.monotonic(), self._event
-            is_step = event.done is None
-            if is_step or (event.stage, event.message) != (last.stage, last.message):
-                self._step_began = now
+            now, is_step = time.monotonic(), event.done is None
             self._event, self._came = event, now
             if self._is_open and is_step:
                 self._add(now)
@@ -191,11 +183,13 @@ class _Watcher:
         self._shown = now
 
     def _so_far(self, now: float) -> TuneEvent:
-        """Return the event with what is done of it instead of its message."""
-        event = self._aged(now)
-        if event.done is not None:
+        """Return the event with what is known of it by now as its message."""
+        event, age_s = self._aged(now), now - self._came
+        if event.done is None:
+            return replace(event, message=f"{duration(age_s)} so far")
+        if age_s < _OLD_S:
             return event
-        return replace(event, message=f"{duration(now - self._step_began)} so far")
+        return replace(event, message=f"{event.message}; {duration(age_s)} since then")
 
     def _aged(self, now: float) -> TuneEvent:
         """Return the event as if it came now; an estimate that was too short is dropped."""
@@ -274,14 +268,13 @@ class _Terminal:
 
     def update(self, event: TuneEvent) -> None:
         """See `_Screen`."""
-        is_counted = event.done is not None
-        what = _amount(event) if is_counted else event.message
+        is_counted, what = event.done is not None, printable(f"{event.stage}: {event.message}")
         facts = printable(", ".join([f"{duration(event.seconds)} in all", *_facts(event)]))
         width = self._bar.console.width
         room = width - len(facts) - (_BAR if width >= _WIDE else 0) - _SPACES
         self._bar.update(
             self._task,
-            description=shortened(printable(f"{event.stage}: {what}"), max(_LEAST_ROOM, room)),
+            description=shortened(what, max(_LEAST_ROOM, room)),
             completed=event.done if is_counted else event.benchmarks + event.known,
             total=event.total if is_counted else event.planned,
             facts=facts,

@@ -98,11 +98,13 @@ class ProgressReporter:
         def show(what: str, done: int, total: int | None) -> None:
             nonlocal last
             since, last = began.setdefault(what, last), time.monotonic()
+            is_over = total is not None and done >= total  # what follows may take long, too
             eta_s = (last - since) / done * (total - done) if total and done else None
+            of = "" if total is None else f" of {total}"
             self._emit(
                 TuneEvent(
-                    stage, what, speedup=self._speedup, seconds=self.elapsed_s, eta_s=eta_s,
-                    done=done, total=total,
+                    stage, f"{done}{of} {what}", speedup=self._speedup, seconds=self.elapsed_s,
+                    eta_s=None if is_over else eta_s, done=done, total=total,
                 )
             )  # fmt: skip
 
