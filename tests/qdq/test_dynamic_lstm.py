@@ -19,6 +19,7 @@ from qdqtune.graph._index import GraphIndex
 from qdqtune.qdq._at_run_time import why_not_dynamic
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._op_units import canonical
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.qdq._read_back import read, strip
 from qdqtune.qdq.dialects import DIALECTS
 from qdqtune.records._errors import UsageError
@@ -270,6 +271,11 @@ def test_why_an_lstm_is_not_dynamic() -> None:
     first = lstm("both")
     next(each for each in first.graph.node[0].attribute if each.name == "layout").i = 1
     assert "layout 1" in why_not(first)
+    half = lstm("forward")
+    for each in half.graph.initializer:
+        each.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(each).astype("f2"), each.name))
+    half.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    assert "it reads float16 tensors" in why_not(half)
     open_weights = lstm("forward")
     del open_weights.graph.initializer[0]
     open_weights.graph.input.add().CopyFrom(
@@ -281,6 +287,28 @@ def test_why_an_lstm_is_not_dynamic() -> None:
     values[0, 0, 0] = np.inf
     infinite.graph.initializer[1].CopyFrom(numpy_helper.from_array(values, "r"))
     assert "'r' holds infinite" in why_not(infinite)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attribute", "dialect", "reason"),
+    [
+        ("LSTM", {}, "onnxruntime", "onnxruntime quantizes LSTM only at run time"),
+        ("LSTM", {"layout": 1}, "onnxruntime", "no kernel takes the batch first (layout 1)"),
+        ("LSTM", {}, "openvino", "openvino has no integer kernel for LSTM"),
+        ("GRU", {}, "onnxruntime", "onnxruntime has no integer kernel for GRU"),
+    ],
+)
+def test_why_it_stays_float_without_dynamic_ops(
+    op_type: str, attribute: dict[str, int], dialect: str, reason: str
+) -> None:
+    model = lstm("forward")
+    model.graph.node[0].op_type = op_type
+    model.graph.node[0].attribute.extend(
+        onnx.helper.make_attribute(*each) for each in attribute.items()
+    )
+    index = GraphIndex(ir.from_proto(model))
+    planner = QuantizationPlanner(index, DIALECTS[dialect], "int8")
+    assert planner.left_float == {"n0": reason}
 
 
 def test_a_weight_is_quantized_once(tmp_path: Path) -> None:
