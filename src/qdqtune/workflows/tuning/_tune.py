@@ -489,6 +489,8 @@ def _write_report(result: RunResult) -> Path | None:
     folder, run = result.run.folder, result.run
     try:
         details = result.details or details_of(run, result.calibration)
+        for name in (names.DETAILS, names.REPORT):  # a link or a pipe may be in their place
+            (folder / name).unlink(missing_ok=True)
         write_details(folder / names.DETAILS, details)
         return Path(report([folder.path]).output)
     except Exception as error:  # the result is in its place
