@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import subprocess
 import time
 from collections.abc import Sequence
@@ -82,3 +83,8 @@ def _cpu_seconds(pid: int) -> float:
         total += ticks.get(one, 0)
         waiting += children.get(one, [])
     return total / os.sysconf("SC_CLK_TCK")
+
+
+def without_progress(errors: str) -> str:
+    """Return what a command wrote to stderr, without its lines of progress."""
+    return re.sub(r"^\[[^]\n]+\] .*\n", "", errors, flags=re.MULTILINE)

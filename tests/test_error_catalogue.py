@@ -23,6 +23,7 @@ from tests.conftest import model_from_text
 from tests.fuzz.seeds import function_chain
 from tests.graph.test_endless_loops import loop_of
 from tests.graph.test_function_calls import doubling
+from tests.silence import without_progress
 
 ROOT = Path(__file__).parent.parent
 ERRORS = {"QdqtuneError", "UsageError", "ModelError", "OutputError", "EngineError"}
@@ -200,7 +201,7 @@ def complaint(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert sorted(folder.rglob("*")) == before, "something was written"
-    what, *hint = captured.err.rstrip("\n").split("\n")
+    what, *hint = without_progress(captured.err).rstrip("\n").split("\n")
     assert what.startswith("error: "), captured.err
     assert hint, f"nothing to do about it: {what}"
     assert all(line.startswith("       ") for line in hint), captured.err
@@ -408,7 +409,7 @@ def test_runs(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(line.split()) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    what, *hint = captured.err.rstrip("\n").split("\n")
+    what, *hint = without_progress(captured.err).rstrip("\n").split("\n")
     assert what.startswith("error: ")
     assert words in what
     assert hint

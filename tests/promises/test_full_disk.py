@@ -14,6 +14,7 @@ import pytest
 
 from tests.promises.conftest import ROOT
 from tests.promises.models import two_convs
+from tests.silence import without_progress
 
 SCRIPT = """
 mkdir -p "$PLACE" && mount -t tmpfs -o size=$SIZE none "$PLACE" || exit 99
@@ -96,5 +97,7 @@ def test_output_that_can_not_be_printed_is_an_error() -> None:
             stdout=full, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr.startswith("error: The output could not be written: No space left")
+    assert without_progress(done.stderr).startswith(
+        "error: The output could not be written: No space left"
+    )
     assert "Exception ignored" not in done.stderr

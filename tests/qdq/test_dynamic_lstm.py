@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from onnx import numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -19,6 +22,7 @@ from qdqtune.graph._index import GraphIndex
 from qdqtune.qdq._at_run_time import why_not_dynamic
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._op_units import canonical
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.qdq._read_back import read, strip
 from qdqtune.qdq.dialects import DIALECTS
 from qdqtune.records._errors import UsageError
@@ -29,7 +33,7 @@ from tests.qdq.test_round_trip import inserter_for
 
 EXACT = sorted({native_dialect("onnxruntime").name, "onnxruntime-novnni"})
 STEPS, INPUT, HIDDEN = 7, 12, 8
-REFERENCE_DB, OPTIMIZED_DB = 60.0, 40.0
+REFERENCE_DB, OPTIMIZED_DB, LEAST_DB = 60.0, 40.0, 25.0
 LSTM = Placement.of(dynamic=["n0"])
 
 # What an LSTM is told, and what it reads behind its weights.
@@ -46,31 +50,39 @@ CASES = {
 }
 
 
-def lstm(case: str, seed: int = 0) -> onnx.ModelProto:
-    attributes, operands = CASES[case]
+def lstm(case: str) -> onnx.ModelProto:
+    return lstm_of(*CASES[case])
+
+
+def lstm_of(
+    attributes: str, operands: str, *, batch: int = 1, outputs: str = "yhc", opset: int = 17
+) -> onnx.ModelProto:
     directions = 2 if "bidirectional" in attributes else 1
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
 
     def normal(*shape: int) -> np.ndarray:
         return (0.4 * rng.standard_normal((directions, *shape))).astype(np.float32)
 
     constants = {
         "w": normal(4 * HIDDEN, INPUT), "r": normal(4 * HIDDEN, HIDDEN), "b": normal(8 * HIDDEN),
-        "h0": normal(1, HIDDEN), "c0": normal(1, HIDDEN), "p": normal(3 * HIDDEN),
-        "lengths": np.array([STEPS - 2], np.int32),
+        "h0": normal(batch, HIDDEN), "c0": normal(batch, HIDDEN), "p": normal(3 * HIDDEN),
+        "lengths": np.arange(STEPS - 2, STEPS - 2 + batch, dtype=np.int32) % STEPS,
     }  # fmt: skip
     read_by_it = {"w", "r", *operands.replace(" ", "").split(",")}
+    state = f"float[{directions},{batch},{HIDDEN}]"
+    types = {"y": f"float[{STEPS},{directions},{batch},{HIDDEN}]", "h": state, "c": state}
+    results = ", ".join(f"{types[name]} {name}" for name in outputs)
+    named = ", ".join(name if name in outputs else "" for name in types).rstrip(", ")
     text = (
-        f"g (float[{STEPS},1,{INPUT}] x) => (float[{STEPS},{directions},1,{HIDDEN}] y,"
-        f" float[{directions},1,{HIDDEN}] h, float[{directions},1,{HIDDEN}] c) {{"
-        f" y, h, c = LSTM<{attributes} hidden_size={HIDDEN}>(x, w, r{operands}) }}"
+        f"g (float[{STEPS},{batch},{INPUT}] x) => ({results}) {{"
+        f" {named} = LSTM<{attributes} hidden_size={HIDDEN}>(x, w, r{operands}) }}"
     )
     used = {name: each for name, each in constants.items() if name in read_by_it}
-    return model_from_text(text, **used)
+    return model_from_text(text, opset, **used)
 
 
-def feeds() -> dict[str, np.ndarray]:
-    values = np.random.default_rng(9).standard_normal((STEPS, 1, INPUT))
+def feeds(batch: int = 1) -> dict[str, np.ndarray]:
+    values = np.random.default_rng(9).standard_normal((STEPS, batch, INPUT))
     return {"x": values.astype(np.float32)}
 
 
@@ -164,6 +176,37 @@ def test_round_trip(quant_type: str, case: str, tmp_path: Path) -> None:
     assert reading.left == 0
     assert strip(candidate, weights_from=inserter.index.model).rounded == 0
     assert fingerprint(candidate) == fingerprint(inserter.index.model)
+
+
+@given(
+    direction=st.sampled_from(["forward", "reverse", "bidirectional"]),
+    operands=st.sampled_from(
+        ["", ", b", ", b, lengths", ", b, , h0, c0", ", , lengths, h0, c0, p"]
+    ),
+    outputs=st.sampled_from(["y", "h", "c", "hc", "yc", "yhc"]),
+    batch=st.integers(1, 3),
+    opset=st.sampled_from([7, 13, 14, 17, 22]),
+    quant_type=st.sampled_from(["int8", "uint8"]),
+)
+def test_any_lstm_is_written_and_read_back(
+    direction: str, operands: str, outputs: str, batch: int, opset: int, quant_type: str
+) -> None:
+    model = lstm_of(
+        f'direction="{direction}",', operands, batch=batch, outputs=outputs, opset=opset
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        inserter = inserter_for(model, DIALECTS[EXACT[0]], quant_type, folder)
+        path = inserter.write(LSTM, "candidate")
+        onnx.checker.check_model(str(path), full_check=True)
+        plain, optimized = (run(path, feeds(batch), optimized=each) for each in (False, True))
+        original = run(model.SerializeToString(), feeds(batch))
+        for expected, found, other in zip(original, plain, optimized, strict=True):
+            assert nearness_db(found, other) >= OPTIMIZED_DB
+            assert nearness_db(expected, found) >= LEAST_DB
+        candidate = load_model(path)
+        assert read(candidate).placement == canonical(inserter.index, LSTM)
+        assert strip(candidate, weights_from=inserter.index.model).rounded == 0
+        assert fingerprint(candidate) == fingerprint(inserter.index.model)
 
 
 def test_it_loses_what_eight_bits_lose(tmp_path: Path) -> None:
@@ -270,6 +313,11 @@ def test_why_an_lstm_is_not_dynamic() -> None:
     first = lstm("both")
     next(each for each in first.graph.node[0].attribute if each.name == "layout").i = 1
     assert "layout 1" in why_not(first)
+    half = lstm("forward")
+    for each in half.graph.initializer:
+        each.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(each).astype("f2"), each.name))
+    half.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    assert "it reads float16 tensors" in why_not(half)
     open_weights = lstm("forward")
     del open_weights.graph.initializer[0]
     open_weights.graph.input.add().CopyFrom(
@@ -281,6 +329,28 @@ def test_why_an_lstm_is_not_dynamic() -> None:
     values[0, 0, 0] = np.inf
     infinite.graph.initializer[1].CopyFrom(numpy_helper.from_array(values, "r"))
     assert "'r' holds infinite" in why_not(infinite)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attribute", "dialect", "reason"),
+    [
+        ("LSTM", {}, "onnxruntime", "onnxruntime quantizes LSTM only at run time"),
+        ("LSTM", {"layout": 1}, "onnxruntime", "no kernel takes the batch first (layout 1)"),
+        ("LSTM", {}, "openvino", "openvino has no integer kernel for LSTM"),
+        ("GRU", {}, "onnxruntime", "onnxruntime has no integer kernel for GRU"),
+    ],
+)
+def test_why_it_stays_float_without_dynamic_ops(
+    op_type: str, attribute: dict[str, int], dialect: str, reason: str
+) -> None:
+    model = lstm("forward")
+    model.graph.node[0].op_type = op_type
+    model.graph.node[0].attribute.extend(
+        onnx.helper.make_attribute(*each) for each in attribute.items()
+    )
+    index = GraphIndex(ir.from_proto(model))
+    planner = QuantizationPlanner(index, DIALECTS[dialect], "int8")
+    assert planner.left_float == {"n0": reason}
 
 
 def test_a_weight_is_quantized_once(tmp_path: Path) -> None:

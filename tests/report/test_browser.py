@@ -146,3 +146,13 @@ def test_colours_follow_the_reader(open_page: Open) -> None:
         for scheme in ("light", "dark")
     }
     assert len(colours) == 2
+
+
+def test_paper_is_white_whatever_the_reader_prefers(open_page: Open) -> None:
+    page = open_page(run_of(), color_scheme="dark")
+    dark = page.evaluate("getComputedStyle(document.querySelector('.caption')).color")
+    page.emulate_media(media="print")
+    style = "getComputedStyle(document.querySelector('.caption')).color"
+    assert page.evaluate(style) != dark
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert not page.locator("button.copy").first.is_visible()

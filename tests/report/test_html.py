@@ -155,6 +155,28 @@ def test_a_large_report_stays_below_four_megabytes(monkeypatch: pytest.MonkeyPat
     assert len(html.encode()) <= 200_000
     assert 'id="r0-graph"' in html
     assert 'id="r1-graph"' not in html
+    assert "The graph of 2002 nodes is left out" in html
+
+
+def test_long_lists_are_cut_and_say_so() -> None:
+    run = run_of()
+    assert run.details is not None
+    trials = tuple(replace(run.trials[0], candidate=f"c{n:04}") for n in range(1000))
+    details = replace(
+        run.details, patterns=run.details.patterns * 1000, layers=run.details.layers * 1000,
+        tensors=run.details.tensors * 1000,
+    )  # fmt: skip
+    html = page_html([replace(run, details=details, trials=trials)])
+    assert len(html.encode()) < 2_000_000
+    for said in ("Only the fastest 300 of these", "Only the first 300", "The worst 300"):
+        assert said in html
+
+
+def test_the_result_has_the_accuracy_of_its_own_ranges() -> None:
+    other = replace(run_of(), result=replace(SUMMARY, output_sqnr_db=44.0))
+    row = page_html([other]).partition('id="c0000"')[2].partition("</tr>")[0]
+    assert "44.0 dB" in row
+    assert "optimized_final.onnx" in row
 
 
 def test_one_shot_quantization_has_a_page_too() -> None:

@@ -191,10 +191,21 @@ def test_long_steps_are_told_before_they_begin(model: Path, tmp_path: Path, slow
     told = [event.message for event in events]
     assert any(re.match(r"building and timing \d candidates, about \d+ s", each) for each in told)
     repaired = [
-        e for e in events if "measuring errors of parts of the fastest model: " in e.message
+        e for e in events if e.message.endswith("parts of the fastest model measured alone")
     ]
     assert repaired
     assert any(event.eta_s is not None for event in repaired)
+
+
+def test_builds_that_are_kept_are_paid_once() -> None:
+    """A baseline that took a minute leaves time for a candidate in five."""
+    rebuilt = TimeBudget(lambda: 235.0, PRESETS["quick"].within(300.0), 300.0)
+    kept = TimeBudget(lambda: 235.0, PRESETS["quick"].within(300.0), 300.0)
+    rebuilt.saw_baseline(60.0, 1.2)
+    kept.saw_baseline(60.0, 1.2, again_s=2.0)
+    assert kept.noise_check_s + kept.least_s < kept.left_s()
+    assert rebuilt.noise_check_s + rebuilt.least_s > rebuilt.left_s()
+    assert rebuilt.noise_check_s == rebuilt.trial_s(1, Effort.SCREEN)
 
 
 @pytest.mark.parametrize("seconds", [10.0, 60.0, 3600.0])

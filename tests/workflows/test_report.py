@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from qdqtune import zoo
 from qdqtune.cli.main import main
+from qdqtune.graph._index import GraphIndex
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
+from qdqtune.qdq.dialects import dialects
 from qdqtune.records._errors import OutputError, UsageError
+from qdqtune.records._placement import Placement
 from qdqtune.records._report import FLOAT, QUANTIZED, ReportDetails
 from qdqtune.records._tuning import TuneResult
 from qdqtune.report._html import page_html
 from qdqtune.testing.simulated import QUIET
+from qdqtune.workflows._graph_view import NodeFacts, graph_view
 from qdqtune.workflows._quantize import quantize
 from qdqtune.workflows._report import read_run, report
 from qdqtune.workflows.tuning._tune import tune
-from tests.report.runs import HOSTILE
+from tests.report.runs import HOSTILE, run_of
 
 
 @pytest.fixture
@@ -189,6 +196,66 @@ def test_damaged_details_are_left_out(
     (tmp_path / "run/report.json").write_text(damage)
     report([tmp_path / "run"])
     assert "report.json is damaged" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "qdqtune.workflows.tuning._report_details.graph_view",
+        "qdqtune.workflows.tuning._tune.report",
+        "qdqtune.workflows.tuning._tune.write_details",
+    ],
+)
+def test_a_failing_report_never_fails_the_run(
+    resnet: Path,
+    tmp_path: Path,
+    broken: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(broken, fail)
+    result = simulated(resnet, tmp_path / "run", max_benchmarks=2)
+    assert result.model.exists()
+    assert "KeyError: 'a bug'" in caplog.text
+    assert (tmp_path / "run/summary.json").exists()
+
+
+@pytest.mark.parametrize("has_areas", [True, False])
+def test_of_a_large_graph_boxes_stand_for_all_nodes(
+    has_areas: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qdqtune.workflows._graph_view._MOST_NODES", 20)
+    model = ir.from_proto(zoo.build("chain", nodes=100))
+    planner = QuantizationPlanner(GraphIndex(model), dialects()["onnxruntime"], "int8")
+    names = [node.name or "" for node in planner.index.nodes]
+    areas = [(f"region {n}", names[n : n + 5]) for n in range(0, 100, 5)] if has_areas else []
+    graph = graph_view(planner, Placement(), NodeFacts(areas=areas))
+    assert len(graph.nodes) <= 20
+    assert sum(node.nodes for node in graph.nodes) == 100 + 2
+    assert all(edge.source < edge.target for edge in graph.edges)
+    html = page_html([replace(run_of(), details=ReportDetails(graph=graph))])
+    assert "The graph has 102 nodes, too many to draw each" in html
+
+
+@pytest.mark.parametrize("name", ["summary.json", "measurements.jsonl", "report.json"])
+def test_a_damaged_run_has_a_page_or_an_error(
+    resnet: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulated(resnet, tmp_path / "run", max_benchmarks=2)
+    whole = (tmp_path / "run" / name).read_bytes()
+    random = np.random.default_rng(0)
+    for _ in range(25):
+        damaged = bytearray(whole[: random.integers(1, len(whole) + 1)])
+        for place in random.integers(0, len(damaged), 3):
+            damaged[place] = random.integers(0, 256)
+        (tmp_path / "run" / name).write_bytes(damaged)
+        assert main(["report", str(tmp_path / "run")]) in (0, 2)
+        assert "Traceback" not in capsys.readouterr().err
+    (tmp_path / "run" / name).unlink()
+    assert main(["report", str(tmp_path / "run")]) == (2 if name == "summary.json" else 0)
 
 
 def test_quantize_writes_a_report_where_it_is_asked(resnet: Path, tmp_path: Path) -> None:

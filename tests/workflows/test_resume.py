@@ -537,6 +537,7 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
     """`nohup` starts commands like that; SIGQUIT is nobody's but the user's."""
     script = (
         "import signal\n"
+        "signal.signal(signal.SIGQUIT, signal.SIG_DFL)\n"
         "from qdqtune.workflows._interrupts import interrupt_on_signals\n"
         "interrupt_on_signals()\n"
         "print(*(int(signal.getsignal(each)) for each in (signal.SIGHUP, signal.SIGQUIT)))"

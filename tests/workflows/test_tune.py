@@ -253,7 +253,7 @@ def test_a_metric_that_fails_ends_the_run_before_anything_is_done(
     events: list[TuneEvent] = []
     with pytest.raises(UsageError, match=words):
         simulated(resnet, output_dir=tmp_path / "run", evaluate=evaluate, callbacks=[events.append])
-    assert [event.stage for event in events] == ["evaluate"]
+    assert [event.stage for event in events] == ["model", "evaluate"]
     assert not (tmp_path / "run/measurements.jsonl").exists()
 
 

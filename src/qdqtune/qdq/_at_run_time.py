@@ -32,8 +32,11 @@ def _why_not(index: GraphIndex, node: ir.Node) -> str:
         return (
             f"its {'weights are not constants' if is_lstm else 'second operand is not a constant'}"
         )
-    if any(index.dtype(name) != ir.DataType.FLOAT for name in (data.name or "", *names)):
-        return "only float32 is quantized at run time"
+    for name in (data.name or "", *names):
+        dtype = index.dtype(name)
+        if dtype != ir.DataType.FLOAT:
+            kind = "untyped" if dtype is None else dtype.name.lower()
+            return f"only float32 is quantized at run time, and it reads {kind} tensors"
     if index.is_constant(data.name or ""):
         return f"its {'input' if is_lstm else 'first operand'} is a constant"
     for name in names:

@@ -19,6 +19,7 @@ from qdqtune.graph._op_classes import (
     is_standard,
     weight_axis,
 )
+from qdqtune.qdq._at_run_time import why_not_dynamic
 from qdqtune.qdq._dialect import Dialect, OpRule, Output
 from qdqtune.records._placement import Edge, Placement
 
@@ -72,7 +73,7 @@ def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node, quant_type: str)
     """Why a node can't be quantized to this type in this dialect; empty if it can."""
     rule = rule_of(dialect, node)
     if rule is None:
-        return _why_no_rule(dialect, node)
+        return _why_no_rule(index, dialect, node)
     edges = list(operands(node, rule))
     if not edges:
         return "it reads nothing that could be quantized"
@@ -113,11 +114,14 @@ def is_fused_with_norm(dialect: Dialect, node: ir.Node) -> bool:
     return is_written_out or any(is_op(each, "LayerNormalization") for each in readers)
 
 
-def _why_no_rule(dialect: Dialect, node: ir.Node) -> str:
+def _why_no_rule(index: GraphIndex, dialect: Dialect, node: ir.Node) -> str:
     if has_body(node):
         return f"ops in the bodies of {node.op_type} are not quantized"
     if not is_standard(node):
         return f"{node.op_type} of the domain {node.domain!r} is not an ONNX op"
+    if node.op_type in dialect.dynamic:
+        only = f"{dialect.name} quantizes {node.op_type} only at run time"
+        return why_not_dynamic(index, dialect, node) or only
     return f"{dialect.name} has no integer kernel for {node.op_type}"
 
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from qdqtune.records._printable import printable
 
 _WIDTH, _HEIGHT = 640.0, 300.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 16.0, 14.0, 34.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 16.0, 30.0, 42.0
 # Standard errors in the interval of a measurement.
 _SPREAD = 2.0
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
@@ -106,7 +106,7 @@ class Axes:
         ]  # fmt: skip
         lines += [
             Markup('<text class="tick mid" x="{:.1f}" y="{:.1f}">{}</text>').format(
-                self.x(value), _HEIGHT - _BOTTOM + 15, f"{value:g}"
+                self.x(value), _HEIGHT - _BOTTOM + 18, f"{value:g}"
             )
             for value in ticks(*self._xs)
         ]
@@ -115,7 +115,7 @@ class Axes:
             Markup('<text class="axis end" x="{:.1f}" y="{:.1f}">{}</text>').format(
                 _WIDTH - _RIGHT, _HEIGHT - 4, right
             ),
-            Markup('<text class="axis" x="4" y="10">{}</text>').format(up),
+            Markup('<text class="axis" x="4" y="14">{}</text>').format(up),
         ]
         return Markup(
             '<svg class="chart" viewBox="0 0 {:g} {:g}" role="img" aria-label="{}">{}{}</svg>'
@@ -158,13 +158,14 @@ class Axes:
             '<text class="direct end" x="{:.1f}" y="{:.1f}">{}</text>'
         ).format(kind, path, right, right, self.y(points[-1][1]) - 6, label)
 
-    def level(self, value: float, label: str) -> Markup:
-        """Return a horizontal line with a label at its end."""
+    def level(self, value: float, label: str, *, is_left: bool = False) -> Markup:
+        """Return a horizontal line with a label at an end of it."""
         right = _WIDTH - _RIGHT
+        anchor, x = ("", _LEFT + 4) if is_left else (" end", right)
         return Markup(
             '<path class="level" d="M{:.1f} {:.1f}H{:.1f}"/>'
-            '<text class="direct muted end" x="{:.1f}" y="{:.1f}">{}</text>'
-        ).format(_LEFT, self.y(value), right, right, self.y(value) - 4, label)
+            '<text class="direct muted{}" x="{:.1f}" y="{:.1f}">{}</text>'
+        ).format(_LEFT, self.y(value), right, anchor, x, self.y(value) - 4, label)
 
     def rug(self, values: Iterable[float], kind: str) -> Markup:
         """Return ticks on the lower axis."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from textwrap import shorten
 
 from qdqtune.records._measurement import FLOAT32
 from qdqtune.records._quantization import QuantizeReport
@@ -14,6 +15,8 @@ from qdqtune.records._tuning import AS_GIVEN, Summary
 # The seed with the placement of a model that was already quantized.
 _AS_GIVEN = "as given"
 _RESULT = "tuned"
+# The whole text is in the list of candidates.
+_LONGEST_PROBLEM = 120
 # Standard errors in the interval of a short comparison.
 _SPREAD = 2.0
 
@@ -103,7 +106,7 @@ def _timed_in_the_search(run: RunView, summary: Summary) -> Iterator[Contender]:
     failed = {trial.candidate: trial.failure for trial in run.trials if trial.failure}
     for name, candidate in ids.items():
         if name not in summary.seeds and candidate in failed:
-            problem = failed[candidate].splitlines()[0]
+            problem = shorten(failed[candidate], _LONGEST_PROBLEM, placeholder=" …")
             yield Contender(name, None, problem=problem, in_search=True, candidate=candidate)
 
 

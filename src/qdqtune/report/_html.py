@@ -35,6 +35,8 @@ from qdqtune.report._search_charts import Candidates
 _WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _ROWS = 12
 _WORST = 10
+# Longer lists are cut: the records have the rest.
+_LONGEST = 300
 # Larger pages are slow to open; graphs are left out, the last first.
 _MOST_BYTES = 4_000_000
 
@@ -123,7 +125,9 @@ def _section(run: RunView, prefix: str, *, is_drawn: bool) -> dict[str, Any]:
         "batches": (),
         **_layers_of(details.layers),
         "worst": [row for row in details.tensors if row.sqnr_db is not None][:_WORST],
-        "errors": [row for row in details.tensors if row.sqnr_db is not None],
+        "errors": [row for row in details.tensors if row.sqnr_db is not None][:_LONGEST],
+        "longest": _LONGEST,
+        "left_out": _left_out(details.graph, is_drawn=is_drawn),
         "graph": None,
         "data": None,
     }
@@ -154,8 +158,10 @@ def _layers_of(layers: Sequence[LayerChange]) -> dict[str, Any]:
     }
     is_compared = any(row.after_ms is not None for row in layers)
     first = computing[:_ROWS]
-    slower = [row for row in computing[_ROWS:] if row.gain_ms < 0.0][-_ROWS // 2 :]
-    rest = [row for row in computing[_ROWS:] if row not in slower]
+    # Less than a thousandth of the whole is noise.
+    noise_ms = 1e-3 * sum(row.before_ms for row in layers)
+    slower = [row for row in computing[_ROWS:] if row.gain_ms < -noise_ms][-_ROWS // 2 :]
+    rest = computing[_ROWS : len(computing) - len(slower)]
     return {
         "compared": is_compared,
         "first": first,
@@ -177,6 +183,21 @@ def _layers_of(layers: Sequence[LayerChange]) -> dict[str, Any]:
         "total_before": sum(row.before_ms for row in layers),
         "total_after": sum(row.after_ms or 0.0 for row in layers),
     }
+
+
+def _left_out(graph: GraphView | None, *, is_drawn: bool) -> str:
+    """Say what is not drawn of a graph; empty if all of it is."""
+    if graph is None:
+        return ""
+    count = sum(node.nodes for node in graph.nodes)
+    if not is_drawn:
+        return f"The graph of {count} nodes is left out: it would make this file too large."
+    if count == len(graph.nodes):
+        return ""
+    return (
+        f"The graph has {count} nodes, too many to draw each: {len(graph.nodes)} boxes stand for "
+        "them, and what is said of a box holds for its first node."
+    )
 
 
 def _forms_now(graph: GraphView | None) -> Mapping[str, str]:

@@ -171,8 +171,11 @@ def _commands(run: RunView, summary: Summary) -> list[tuple[str, str]]:
     if summary.engine.threads is not None:
         rows[0] = (rows[0][0], f"{rows[0][1]} --threads {summary.engine.threads}")
     rows.append(("List all candidates", f"qdqtune export {run.folder} --list"))
-    if summary.build_with:
-        rows.append(("Build or load the result as it was measured", summary.build_with))
+    line = f"qdqtune bench {run.folder}/optimized_final.onnx --engine {summary.engine.name}"
+    threads = "" if summary.engine.threads is None else f" --threads {summary.engine.threads}"
+    rows.append(
+        ("Build or load the result as it was measured", summary.build_with or line + threads)
+    )
     return rows
 
 

@@ -55,6 +55,10 @@ class Candidates:
         details = run.details
         self._sqnr_db = dict(details.sqnr_db) if details is not None else {}
         self._names = dict(details.candidates) if details is not None else {}
+        result = run.result
+        if isinstance(result, Summary) and result.output_sqnr_db is not None:
+            # Its ranges may be others than those of the candidate that was timed.
+            self._sqnr_db[self._names.get("tuned", "")] = result.output_sqnr_db
 
     @cached_property
     def rows(self) -> list[Candidate]:
@@ -140,7 +144,7 @@ class Candidates:
         line = [(row.speedup or 1.0, row.sqnr_db or 0.0) for row in self.front]
         unknown = [row.speedup for row in self.rows if row.speedup and row.sqnr_db is None]
         content = [axes.line(line, "front"), axes.rug(unknown, "rug"), axes.marks(marks)]
-        content += [axes.level(each, f"limit {each:g} dB") for each in limit]
+        content += [axes.level(each, f"limit {each:g} dB", is_left=True) for each in limit]
         content += [self._label(axes, row) for row in known if "tuned" in row.names]
         return axes.svg("Speed against error of the candidates", join(content))
 
@@ -157,7 +161,7 @@ class Candidates:
     def _label(self, axes: Axes, row: Candidate) -> Markup:
         x, y = axes.x(row.speedup or 1.0), axes.y(row.sqnr_db or 0.0)
         return Markup('<text class="direct end" x="{:.1f}" y="{:.1f}">tuned</text>').format(
-            x - 10, y + 16
+            x - 10, y + 4
         )
 
     @property

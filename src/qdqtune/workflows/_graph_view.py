@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from qdqtune.graph._index import GraphIndex
@@ -22,7 +22,7 @@ from qdqtune.records._report import (
     NodeView,
 )
 
-# Of a larger graph, a node stands for all nodes of an area.
+# Of a larger graph, a node stands for all nodes of an area, or for nodes that follow each other.
 _MOST_NODES = 3000
 
 
@@ -35,12 +35,14 @@ class NodeFacts:
         areas: Names of regions or fusion groups, each with its nodes.
         layers: Number of each node's layer.
         sqnr_db: SQNR of results if only the node's own quantization counts.
+        in_integers: Those that are float in the placement, and that the engine runs in integers.
     """
 
     reasons: Mapping[str, str] = field(default_factory=dict)
     areas: Sequence[tuple[str, Sequence[str]]] = ()
     layers: Mapping[str, int] = field(default_factory=dict)
     sqnr_db: Mapping[str, float] = field(default_factory=dict)
+    in_integers: Set[str] = frozenset()
 
 
 def forms_of(planner: QuantizationPlanner, placement: Placement) -> dict[str, str]:
@@ -72,6 +74,7 @@ def graph_view(planner: QuantizationPlanner, placement: Placement, facts: NodeFa
         facts: What is known about its nodes.
     """
     index, forms = planner.index, forms_of(planner, placement)
+    forms |= dict.fromkeys(facts.in_integers, QUANTIZED)
     reasons = {reason: n for n, reason in enumerate(dict.fromkeys(facts.reasons.values()))}
     area_of = {name: n for n, (_, names) in enumerate(facts.areas) for name in names}
     inputs = [
@@ -108,6 +111,11 @@ def graph_view(planner: QuantizationPlanner, placement: Placement, facts: NodeFa
     areas = tuple(name for name, _ in facts.areas)
     if len(nodes) > _MOST_NODES:
         nodes, edges = _contracted(nodes, edges.values(), areas)
+    if len(nodes) > _MOST_NODES:
+        size = -(-len(nodes) // _MOST_NODES)
+        runs = [replace(node, area=number // size) for number, node in enumerate(nodes)]
+        nodes, edges = _contracted(runs, edges.values(), [node.name for node in nodes[::size]])
+        nodes, areas = [replace(node, area=-1) for node in nodes], ()
     layout = lay_out(len(nodes), list(edges))
     return GraphView(
         nodes=tuple(
@@ -158,22 +166,22 @@ def _contracted(
     nodes: Sequence[NodeView], edges: Iterable[EdgeView], areas: Sequence[str]
 ) -> tuple[list[NodeView], dict[tuple[int, int], EdgeView]]:
     """Return a graph with one node for each area."""
+    keys = [node.area if node.area >= 0 else -2 - place for place, node in enumerate(nodes)]
     members: dict[int, list[NodeView]] = {}
-    number_of: list[int] = []
-    for place, node in enumerate(nodes):
-        key = node.area if node.area >= 0 else -2 - place
+    for key, node in zip(keys, nodes, strict=True):
         members.setdefault(key, []).append(node)
-        number_of.append(list(members).index(key) if len(members[key]) > 1 else len(members) - 1)
+    numbers = {key: number for number, key in enumerate(members)}
     found = []
     for key, inside in members.items():
         forms = {node.form for node in inside}
         form = QUANTIZED if QUANTIZED in forms else next(iter(sorted(forms - {FLOAT})), FLOAT)
         name = areas[key] if key >= 0 else inside[0].name
-        label = inside[0].op_type + (f" +{len(inside) - 1}" if len(inside) > 1 else "")
-        found.append(replace(inside[0], name=name, op_type=label, form=form, nodes=len(inside)))
+        count = sum(node.nodes for node in inside)
+        label = inside[0].op_type.partition(" +")[0] + (f" +{count - 1}" if count > 1 else "")
+        found.append(replace(inside[0], name=name, op_type=label, form=form, nodes=count))
     joined: dict[tuple[int, int], EdgeView] = {}
     for edge in edges:
-        source, target = number_of[edge.source], number_of[edge.target]
+        source, target = numbers[keys[edge.source]], numbers[keys[edge.target]]
         if source < target:
             joined[source, target] = replace(edge, source=source, target=target)
     return found, joined

@@ -153,8 +153,8 @@ def measure_baseline(run: TuningRun) -> Baseline:
         build_s = run.journal.keep_build_s(build_s)
     is_enough = keeps_builds and source.reading is None
     found = Baseline(base, given if is_enough else plain, first_ms, build_s)
-    _saw_baseline(run, found)
-    if why := _why_too_short(run, run.budget.trial_s(1, Effort.SCREEN)):
+    _saw_baseline(run, found, run.budget.start_s if keeps_builds else None)
+    if why := _why_too_short(run, run.budget.noise_check_s):
         return replace(found, stopped=BY_BUDGET, reason=why)
     # Another float type has another latency; that of the original model counts.
     timed = given if source.converted_from else found.file

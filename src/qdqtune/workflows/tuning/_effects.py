@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, NamedTuple
 
 from qdqtune.search._space import Space, State
@@ -36,9 +36,13 @@ class GroupEffects:
         space: The search space.
         lines: Lines of the journal; what was measured in another space is ignored.
         result: Key of the result's placement.
+        inaccurate: Ids of candidates that are not accurate enough.
     """
 
-    def __init__(self, space: Space, lines: Iterable[str], result: str) -> None:
+    def __init__(
+        self, space: Space, lines: Iterable[str], result: str, inaccurate: Set[str] = frozenset()
+    ) -> None:
+        self._inaccurate = inaccurate
         bodies = [body for body in map(decode, lines) if body and body["kind"] == "measurement"]
         float_key = space.key(frozenset())
         states: dict[str, State] = {float_key: frozenset()}
@@ -90,8 +94,8 @@ class GroupEffects:
         what = "quantizing it, all else equal, made"
         if effect.others:
             what = f"quantizing it and changing {_choices(effect.others)} made"
-        change = f"{abs(percent):.1f} % {'faster' if percent >= 0.0 else 'slower'}"
-        text = f"{what} the model {change} (± {spread:.1f} %)"
+        change = f"{abs(percent):.1f}\N{NO-BREAK SPACE}% {'faster' if percent >= 0.0 else 'slower'}"
+        text = f"{what} the model {change} (±\N{NO-BREAK SPACE}{spread:.1f}\N{NO-BREAK SPACE}%)"
         if is_chosen == (percent >= 0.0):
             return text
         return f"{text}; with other choices it turned out otherwise"
@@ -109,9 +113,12 @@ class GroupEffects:
             return "it was tried only together with many others"
         best = max(others, key=self._gains.__getitem__)
         percent = 100.0 * math.expm1(result - self._gains[best])
-        change = f"{abs(percent):.1f} % {'slower' if percent >= 0.0 else 'faster'}"
+        change = f"{abs(percent):.1f}\N{NO-BREAK SPACE}% {'slower' if percent >= 0.0 else 'faster'}"
         text = f"the fastest candidate {which} it ({self._names[best]}) was {change}"
-        return text if percent >= 0.0 else f"{text}, but was not chosen"
+        if percent >= 0.0:
+            return text
+        is_out = self._names[best] in self._inaccurate
+        return f"{text}, but was not {'accurate enough' if is_out else 'chosen'}"
 
 
 def _choices(count: int) -> str:

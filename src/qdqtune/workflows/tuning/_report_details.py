@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,12 +14,15 @@ from qdqtune.calibration._layer_errors import own_errors
 from qdqtune.engines.layers._mapper import nodes_of_layers
 from qdqtune.graph._files import load_model, write_text
 from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._op_classes import WEIGHTED_OPS
 from qdqtune.graph._shapes import at_shapes, infer_shapes
 from qdqtune.records._accuracy import SQNR, OpError
 from qdqtune.records._errors import QdqtuneError
 from qdqtune.records._layers import MappedLayer
 from qdqtune.records._placement import Placement
+from qdqtune.records._precision import QUANT_TYPES
 from qdqtune.records._report import (
+    FLOAT,
     LayerChange,
     PatternRow,
     ReportDetails,
@@ -29,7 +32,7 @@ from qdqtune.records._report import (
 from qdqtune.search.patterns._region_pattern import PatternView
 from qdqtune.search.regions._region import leaves
 from qdqtune.search.regions._region_search import CombinedRegionSearch
-from qdqtune.workflows._graph_view import NodeFacts, graph_view
+from qdqtune.workflows._graph_view import NodeFacts, forms_of, graph_view
 from qdqtune.workflows.tuning import _folder as names
 from qdqtune.workflows.tuning._accuracy import ChoiceAccuracy
 from qdqtune.workflows.tuning._baseline import Baseline, Calibration
@@ -48,6 +51,7 @@ _ERROR_SAMPLES = 4
 _MOST_EVALUATED = 16
 # Measuring for the report takes at most this part of the run's time, or these seconds.
 _PART, _LEAST_S = 0.1, 10.0
+_BY_ENGINE = "float in the file, but the engine runs it in integers: all around it is quantized"
 RESULT = "tuned"
 """The name of the result among the candidates."""
 
@@ -83,17 +87,21 @@ class DetailsGatherer:
         keeps, earlier = final.keeps_earlier and final.earlier is not None, final.earlier
         placement = earlier.placement if keeps and earlier is not None else final.placement
         file = run.folder / names.FINAL if keeps else run.folder.staged / names.FINAL
-        layers = self._layers(file if placement else None, spend, missing)
+        before, after = self._profiles(file if placement else None, spend, missing)
+        layers = layer_changes(self.baseline.base.index, before, after or None)
+        in_integers = self._in_integers(placement, after)
         errors = self._errors(file, spend, missing) if placement else {}
         sqnr_db = self._sqnr_db(accuracy, spend)
         with at_shapes(self.baseline.base.index.model, run.provider.shapes):
             details = details_of(run, None)
             layer_of = {name: n for n, row in enumerate(layers) for name in row.nodes}
+            reasons = self._reasons(placement, final, sqnr_db)
             facts = NodeFacts(
-                self._reasons(placement, final),
+                reasons | dict.fromkeys(in_integers, _BY_ENGINE),
                 self._areas(),
                 layer_of,
                 {name: e.sqnr_db for name, e in errors.items() if math.isfinite(e.sqnr_db)},
+                in_integers,
             )
             graph = graph_view(self.calibration.planner, placement, facts)
             tensors = self._tensors(errors)
@@ -109,20 +117,30 @@ class DetailsGatherer:
             missing=tuple(missing),
         )
 
-    def _layers(
+    def _profiles(
         self, file: Path | None, spend: _Allowance, missing: list[str]
-    ) -> tuple[LayerChange, ...]:
-        """Profile the float model and the result."""
+    ) -> tuple[list[MappedLayer], list[MappedLayer]]:
+        """Return the layers of the float model and of the result."""
         if not spend.allows(2.0 * self.baseline.build_s):
             missing.append("Layers: there was no time to profile the models.")
-            return ()
-        index = self.baseline.base.index
+            return [], []
         before = self._profile(self.baseline.file)
-        after = self._profile(file) if file is not None and before else None
+        after = self._profile(file) if file is not None and before else []
         if not before:
             missing.append("Layers: the engine does not report them.")
-            return ()
-        return layer_changes(index, before, after or None)
+        return before, after
+
+    def _in_integers(self, placement: Placement, layers: Sequence[MappedLayer]) -> frozenset[str]:
+        """Return ops that are float in the file, and that the engine quantizes itself."""
+        planner = self.calibration.planner
+        forms = forms_of(planner, placement)
+        return frozenset(
+            name
+            for layer in layers
+            if layer.executes and layer.precision in QUANT_TYPES
+            for name, op_type in zip(layer.nodes, layer.node_types, strict=True)
+            if op_type in WEIGHTED_OPS and forms.get(name) == FLOAT
+        )
 
     def _profile(self, file: Path) -> list[MappedLayer]:
         found = layers_told(self.run.engine, file, self.run.feeds, _PROFILE_RUNS)
@@ -150,7 +168,8 @@ class DetailsGatherer:
         index = self.baseline.base.index
         rows = []
         for error in sorted(errors.values(), key=lambda each: each.sqnr_db):
-            sizes = index.shape(error.tensor)
+            # The result may hold tensors that the float model has no name for.
+            sizes = index.shape(error.tensor) if error.tensor in index.value else None
             known = [size for size in sizes or () if size is not None]
             count = math.prod(known) * _ERROR_SAMPLES if sizes and len(known) == len(sizes) else 0
             rows.append(
@@ -195,10 +214,14 @@ class DetailsGatherer:
             for region in leaves(CombinedRegionSearch(index).search_regions())
         ]
 
-    def _reasons(self, placement: Placement, final: Finalized) -> dict[str, str]:
+    def _reasons(
+        self, placement: Placement, final: Finalized, sqnr_db: Mapping[str, float]
+    ) -> dict[str, str]:
         """Say of every node why it is quantized or float."""
+        limit_db = self.run.request.config.min_sqnr_db or 0.0
+        inaccurate = {name for name, decibels in sqnr_db.items() if decibels < limit_db}
         planner, space = self.calibration.planner, self.evaluator.problem.space
-        effects = GroupEffects(space, self.run.journal.kept_lines, placement.digest())
+        effects = GroupEffects(space, self.run.journal.kept_lines, placement.digest(), inaccurate)
         chosen = space.nearest(placement)
         harmful = space.closed(self.outcome.state) - chosen if final.lost_to_accuracy else set()
         reasons = dict(planner.left_float)
@@ -235,7 +258,8 @@ def details_of(run: TuningRun, calibration: Calibration | None) -> ReportDetails
     """Return what is known of every run; the graph only if it is known what can be quantized."""
     details = ReportDetails(str(run.request.config.output_dir), run.header["model"])
     if calibration is None:
-        return details
+        gone = "Graph, layers, errors: the run ended before it was known what can be quantized."
+        return replace(details, missing=(gone,))
     planner = calibration.planner
     graph = graph_view(planner, Placement(), NodeFacts(planner.left_float))
     return replace(details, graph=graph)

@@ -182,10 +182,15 @@ class TimeBudget:
         """Return the expected seconds for building and comparing candidates with a reference."""
         return self._slower * self._comparison_s(candidates, effort)
 
+    @property
+    def noise_check_s(self) -> float:
+        """Expected seconds for timing the baseline against itself."""
+        return self._slower * self._comparison_s(1, Effort.SCREEN, self._opening_s.again)
+
     def run_s(self, candidates: int) -> float:
         """Return the expected seconds of a whole run that tries this many candidates."""
         # The noise, and calibration, which runs the model on as many samples as an evaluation does.
-        first_s = self.start_s + self.trial_s(1, Effort.CONFIRM) + self.evaluation_s
+        first_s = self.start_s + self.noise_check_s + self.evaluation_s
         all_s = first_s + self.trial_s(candidates, Effort.SCREEN) + self.end_s()
         return min(all_s, self.left_s())
 
@@ -296,11 +301,14 @@ class TimeBudget:
     def _last_builds_s(self, files: int) -> float:
         return self.start_s + (1 + files) * self._opening_s.again
 
-    def _comparison_s(self, candidates: int, effort: Effort) -> float:
+    def _comparison_s(
+        self, candidates: int, effort: Effort, opening_s: float | None = None
+    ) -> float:
         models = 1 + candidates
         rounds_s = self._preset.rounds[effort] * models * self._block_s
         timing_s = min(candidates * self._preset.seconds[effort], rounds_s)
-        builds_s = self._opening_s.again + candidates * self._opening_s.first
+        each_s = self._opening_s.first if opening_s is None else opening_s
+        builds_s = self._opening_s.again + candidates * each_s
         return builds_s + max(timing_s, self._shortest_s(candidates))
 
     def _shortest_s(self, candidates: int) -> float:

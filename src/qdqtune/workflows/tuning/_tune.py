@@ -130,9 +130,15 @@ def _gathered(
         return None
     try:
         return gatherer.gather(final, accuracy)
-    except (QdqtuneError, WorkerFailure) as error:
-        _logger.warning("the report lacks its details: %s", error)
+    except Exception as error:  # whatever it is, hours of measurements are at stake
+        _warn("the report lacks its details", error)
         return None
+
+
+def _warn(what: str, error: Exception) -> None:
+    is_known = isinstance(error, QdqtuneError | WorkerFailure)
+    _logger.warning("%s: %s", what, error if is_known else f"{type(error).__name__}: {error}")
+    _logger.info("where that was", exc_info=error)
 
 
 def _tuned(run: TuningRun, baseline: Baseline) -> RunResult:
@@ -495,8 +501,8 @@ def _write_report(result: RunResult) -> Path | None:
         details = result.details or details_of(run, result.calibration)
         write_details(folder / names.DETAILS, details)
         return Path(report([folder.path]).output)
-    except QdqtuneError as error:
-        _logger.warning("the report can't be written: %s", error)
+    except Exception as error:  # the result is in its place
+        _warn("the report can't be written", error)
         return None
 
 
