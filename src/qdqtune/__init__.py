@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from qdqtune.records._results import ShapesReport as ShapesReport
     from qdqtune.records._tuning import TuneResult as TuneResult
     from qdqtune.records._verification import VerifyReport as VerifyReport
+    from qdqtune.report._progress import show_progress as show_progress
     from qdqtune.resources import resource_limits as resource_limits
     from qdqtune.workflows._bench import bench as bench
     from qdqtune.workflows._compare import compare as compare
@@ -69,6 +70,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "qdqtune.records._results": "Candidate ExportReport Inspection ShapesReport",
         "qdqtune.records._tuning": "TuneResult",
         "qdqtune.records._verification": "VerifyReport",
+        "qdqtune.report._progress": "show_progress",
         "qdqtune.resources": "resource_limits",
         "qdqtune.workflows._bench": "bench",
         "qdqtune.workflows._compare": "compare",

@@ -149,3 +149,21 @@ def test_an_amount_predicts_the_rest_of_it(monkeypatch: pytest.MonkeyPatch) -> N
     show(4, None)
     assert events[0].eta_s == pytest.approx(12.0, abs=0.1)
     assert (events[1].done, events[1].total, events[1].eta_s) == (4, None, None)
+
+
+def test_a_notebook_has_one_output_that_is_updated(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell_class = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell
+    capture = pytest.importorskip("IPython.utils.capture").capture_output
+    shell = shell_class.instance()
+    try:
+        monkeypatch.setattr(shell, "kernel", object(), raising=False)  # what notebooks have
+        with capture(stdout=False, stderr=False) as captured, show_progress(eager=True) as watch:
+            watch(TuneEvent("model", "reading <b>"))
+            watch(TuneEvent("final", "timing", speedup=1.5))
+    finally:
+        shell_class.clear_instance()
+    texts = [output.data["text/plain"] for output in captured.outputs]
+    pages = [output.data["text/html"] for output in captured.outputs]
+    assert [output.update for output in captured.outputs] == [False] + [True] * (len(texts) - 1)
+    assert re.fullmatch(r"\[.*\] model: reading <b>\n\[.*\] final: timing \(1.500x .*", texts[-1])
+    assert "reading &lt;b&gt;" in pages[-1]

@@ -25,8 +25,10 @@ from qdqtune.qdq._read_back import read
 from qdqtune.records._errors import EngineError, OutputError, UsageError
 from qdqtune.records._placement import Placement
 from qdqtune.records._tuning import Summary, TuneEvent, TuneResult
+from qdqtune.report._tuning import plan_text
 from qdqtune.search.strategies._strategy import Score, Trial
 from qdqtune.testing.simulated import QUIET
+from qdqtune.workflows._export import list_candidates
 from qdqtune.workflows._insert import insert
 from qdqtune.workflows.tuning import _final_check as final_check
 from qdqtune.workflows.tuning._tune import plan_tune, tune
@@ -295,6 +297,45 @@ def test_a_plan_tells_without_running(resnet: Path, tmp_path: Path) -> None:
     assert plan.benchmarks > plan.groups
     assert plan.seeds["everything"] > plan.seeds["weighted ops"] > 0
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_plan_estimates_the_time_from_one_timing(resnet: Path) -> None:
+    few, many, limited, failed = (
+        plan_tune(resnet, engine="onnxruntime", threads=1, **options)
+        for options in (
+            {"max_benchmarks": 2},
+            {"max_benchmarks": 2000},
+            {"max_benchmarks": 2000, "budget_s": 20.0},
+            {"engine_options": {"no_such": "option"}},
+        )
+    )
+    assert few.estimate is not None
+    assert many.estimate is not None
+    assert limited.estimate is not None
+    assert few.estimate.least_s == few.estimate.most_s
+    assert 0.0 < many.estimate.least_s < many.estimate.most_s
+    assert many.estimate.most_s > few.estimate.most_s
+    assert limited.estimate.most_s == 20.0
+    assert few.to_dict()["estimate"]["latency_ms"] > 0.0
+    assert "s to build" in plan_text(few)
+    assert failed.estimate is None
+    assert "no_such" in plan_text(failed)
+
+
+def test_candidates_become_a_dataframe(
+    resnet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = simulated(resnet, output_dir=tmp_path / "run", max_benchmarks=4)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "pandas", None)  # as if it were not installed
+        with pytest.raises(UsageError, match="requires pandas"):
+            result.to_dataframe()
+    pytest.importorskip("pandas")
+    frame = result.to_dataframe()
+    candidates = list_candidates(tmp_path / "run")
+    assert list(frame.index) == [each.id for each in candidates]
+    assert frame.speedup.max() == max(each.speedup or 0.0 for each in candidates)
+    assert {"tensors", "latency_ms", "speedup", "failure"} == set(frame.columns)
 
 
 def test_only_what_matches_the_filter_is_quantized(resnet: Path, tmp_path: Path) -> None:

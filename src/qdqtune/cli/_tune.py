@@ -28,7 +28,9 @@ class DryRunConfig(Config):
 
     TITLE: ClassVar[str] = OutputConfig.TITLE
 
-    dry_run: bool = option(False, SWITCH, "say what would be done; measure and write nothing")
+    dry_run: bool = option(
+        False, SWITCH, "say what would be done, and how long it may take; write nothing"
+    )
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -55,9 +57,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace, config: TuneConfig) -> int:
+    from qdqtune.report._progress import show_progress
     from qdqtune.report._tuning import plan_text
-    from qdqtune.workflows.tuning._tune import plan_tune
 
-    plan = plan_tune(options.model, config)
+    with show_progress(quiet=options.quiet, first=f"reading {options.model}") as watch:
+        from qdqtune.workflows.tuning._tune import plan_tune
+
+        plan = plan_tune(options.model, config, callbacks=[watch])
     show(options, plan, lambda: plan_text(plan))
     return OK

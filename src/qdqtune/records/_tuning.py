@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 from qdqtune.records._accuracy import Rejected, allowed_sqnr_db, is_near_limit
+from qdqtune.records._errors import UsageError
 from qdqtune.records._json_form import UNBOUNDED, Record
 from qdqtune.records._measurement import MOST_MS, EngineInfo
 from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import RANDOM_WARNING, CalibrationSource
-from qdqtune.records._results import Result
+from qdqtune.records._results import Candidate, Result
 from qdqtune.records._untrusted_files import SCHEMAS, number_in, versioned
 
 _OF_SUBGRAPHS = {"groups", "structural", "units"}
@@ -59,6 +61,9 @@ class TuneEvent:
     total: int | None = None
     budget_left_s: float | None = None
 
+
+# Loaded by name when it is needed: workflows depend on records, never the reverse.
+_EXPORT = "qdqtune.workflows._export"
 
 QUIETER = (
     "Stop other work, keep cores free for the run (taskset), use fewer --threads, or a preset with "
@@ -407,6 +412,44 @@ class TuneResult(Result):
         """The JSON form: that of the summary."""
         return self.summary.to_dict()
 
+    def to_dataframe(self) -> Any:
+        """Return the run's candidates as a pandas DataFrame: a row each, in the order of trials.
+
+        The columns are the attributes of `Candidate`; the index is its `id`.
+
+        Raises:
+            UsageError: If pandas is not installed, or the run's folder is gone.
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError:
+            raise UsageError(
+                "to_dataframe() requires pandas, which is not installed.",
+                "Install it (pip install pandas), or use list_candidates(result.output_dir).",
+            ) from None
+        candidates = importlib.import_module(_EXPORT).list_candidates(self.output_dir)
+        columns = [each.name for each in fields(Candidate)]
+        return pandas.DataFrame([vars(each) for each in candidates], columns=columns).set_index(
+            "id"
+        )
+
+
+@dataclass(frozen=True)
+class TimeEstimate:
+    """How long a run may take, from one timing of the model as given.
+
+    Attributes:
+        least_s: Seconds if the search ends after its first candidates.
+        most_s: Seconds if it tries as many as it may, within the budget.
+        build_s: Seconds that the engine took to build the model.
+        latency_ms: Latency of the model.
+    """
+
+    least_s: float
+    most_s: float
+    build_s: float
+    latency_ms: float
+
 
 @dataclass(frozen=True, repr=False)
 class TunePlan(Result):
@@ -427,6 +470,8 @@ class TunePlan(Result):
         benchmarks: Maximum number of candidates.
         mode: ``region`` or ``subgraph``.
         converted_from: The half-precision type of the model, if it would be tuned in float32.
+        estimate: How long it may take; None if the model could not be timed.
+        no_estimate: Why it could not be timed; empty if it was.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -445,6 +490,8 @@ class TunePlan(Result):
     benchmarks: int
     mode: str = "region"
     converted_from: str = ""
+    estimate: TimeEstimate | None = None
+    no_estimate: str = ""
 
     @property
     def headline(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import importlib
 import logging
 import sys
 import threading
@@ -297,8 +298,7 @@ class _Notebook:
 
     def open(self) -> None:
         """See `_Screen`."""
-        from IPython.display import display
-
+        display: Any = importlib.import_module("IPython.display").display
         self._output = display(self._shown(""), raw=True, display_id=True)
 
     def add(self, line: str, event: TuneEvent) -> None:

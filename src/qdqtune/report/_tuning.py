@@ -265,8 +265,21 @@ def plan_text(plan: TunePlan) -> str:
             f"{plan.regions} regions, {plan.patterns} patterns, {plan.groups} choices",
             f"first tried: {', '.join(seeds) or 'nothing'}",
         ]
-    end = f"at most {plan.benchmarks} {what} on {plan.engine}; nothing was measured or written"
-    return page([*lines, end])
+    lines.append(f"at most {plan.benchmarks} {what} on {plan.engine}; nothing was written")
+    return page([*lines, _estimate_line(plan)])
+
+
+def _estimate_line(plan: TunePlan) -> str:
+    estimate = plan.estimate
+    if estimate is None:
+        return f"no estimate of the time: the model could not be timed here: {plan.no_estimate}"
+    least, most = duration(estimate.least_s), duration(estimate.most_s)
+    expected = f"about {most}" if least == most else f"{least} to {most}"
+    also = ", and the subgraphs" if plan.mode == _SUBGRAPH else ""
+    return (
+        f"expected time: {expected}{also}, without accuracy repairs; from one timing of the model "
+        f"({duration(estimate.build_s)} to build, {_milliseconds(estimate.latency_ms)} ms a run)"
+    )
 
 
 def autotune_text(result: TuneResult) -> str:

@@ -7,12 +7,14 @@ import fnmatch
 import logging
 import math
 import re
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from qdqtune.calibration._instrumentation import observe_shapes, unknown_tensors
 from qdqtune.config import TuneConfig
+from qdqtune.engines import _registry as registry
 from qdqtune.engines._entries import EngineEntry
 from qdqtune.engines._reference_engine import advice_on
 from qdqtune.engines._worker import FailureKind, StoredFeeds, Worker, WorkerFailure
@@ -26,12 +28,14 @@ from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.records._errors import EngineError, OutputError, UsageError
 from qdqtune.records._measurement import LayerTime
 from qdqtune.records._placement import Edge, Placement
+from qdqtune.records._tuning import TimeEstimate
 from qdqtune.rules._order import draft_placement
 from qdqtune.rules._placement_draft import Constraints
 from qdqtune.search._space import Form, Group, Grouping, Space, State, group_ops
 from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.workflows._arguments import constraints_of
 from qdqtune.workflows._sample_provider import SampleProvider
+from qdqtune.workflows.tuning._time_budget import TimeBudget
 
 _logger = logging.getLogger(__name__)
 
@@ -56,6 +60,7 @@ _FOREIGN = (
     "Its Q/DQ may be written for another engine: take them off (`qdqtune strip`) and tune the "
     "float model; --qdq_baseline with this file tries the same tensors first."
 )
+_RUNS_FOR_ESTIMATE = 3
 # Maximum number of names in a message.
 _MOST_NAMES = 3
 _IN_FLOAT32 = (
@@ -319,6 +324,38 @@ def check_runs(
                 _FOREIGN if is_quantized else _IN_FLOAT32 if converted_from else _OTHER_SIZES,
             ),
         ) from None
+
+
+def estimate_time(
+    worker: Worker,
+    path: Path,
+    provider: SampleProvider,
+    budget: TimeBudget,
+    candidates: tuple[int, int],
+) -> TimeEstimate | str:
+    """Estimate how long a run takes, by timing the original model once.
+
+    Args:
+        worker: The engine; it is started here.
+        path: The model.
+        provider: Its inputs.
+        budget: Predicts from what the model takes.
+        candidates: The least and the most number of candidates.
+
+    Returns:
+        The estimate, or why the model could not be timed.
+    """
+    began_s = time.monotonic()
+    feeds = next(iter(provider.evaluation_samples()))
+    timed = worker.measure(path, feeds, blocks=1, runs=_RUNS_FOR_ESTIMATE, drop=1)
+    if timed.error is not None:
+        return timed.error
+    is_real = registry.entry(worker.engine).measures
+    budget.start_s = max(0.0, time.monotonic() - began_s - timed.build_s - timed.timing_s)
+    budget.saw_baseline(timed.build_s, timed.latency_ms if is_real else 0.0)
+    budget.evaluated = provider.evaluation_sample_count
+    least_s, most_s = map(budget.run_s, candidates)
+    return TimeEstimate(least_s, most_s, timed.build_s, timed.latency_ms)
 
 
 def build_limit_s(worker: Worker, build_s: float) -> float:

@@ -187,6 +187,13 @@ class TimeBudget:
         """Expected seconds for timing the baseline against itself."""
         return self._slower * self._comparison_s(1, Effort.SCREEN, self._opening_s.again)
 
+    def run_s(self, candidates: int) -> float:
+        """Return the expected seconds of a whole run that tries this many candidates."""
+        # The noise, and calibration, which runs the model on as many samples as an evaluation does.
+        first_s = self.start_s + self.noise_check_s + self.evaluation_s
+        all_s = first_s + self.trial_s(candidates, Effort.SCREEN) + self.end_s()
+        return min(all_s, self.left_s())
+
     def fitting(self, candidates: int, effort: Effort, *, least: bool = False) -> int:
         """Return how many of these candidates can be compared, with enough time left for the end.
 

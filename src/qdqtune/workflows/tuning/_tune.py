@@ -21,7 +21,7 @@ from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._native_dialect import native_dialect
 from qdqtune.engines._reference_engine import require_reference
-from qdqtune.engines._worker import WorkerFailure
+from qdqtune.engines._worker import Worker, WorkerFailure
 from qdqtune.engines.layers._files import map_layers, read_layer_info
 from qdqtune.engines.layers._latency import estimated_shares
 from qdqtune.graph._atomic_files import TemporaryFolder
@@ -62,7 +62,7 @@ from qdqtune.workflows.tuning._finalize import Finalizer
 from qdqtune.workflows.tuning._folder import SUBGRAPHS, RunFolder
 from qdqtune.workflows.tuning._layer_groups import check_mentions
 from qdqtune.workflows.tuning._modes import NOT_TRIED, Preparation, region_problem, subgraph_problem
-from qdqtune.workflows.tuning._preflight import AS_GIVEN, find_choices, seeds_of
+from qdqtune.workflows.tuning._preflight import AS_GIVEN, estimate_time, find_choices, seeds_of
 from qdqtune.workflows.tuning._report_details import (
     DetailsGatherer,
     details_of,
@@ -187,7 +187,7 @@ def _handed_over(evaluator: CandidateEvaluator, final: Finalized) -> Candidate:
 @configured(TuneConfig)
 @on_file
 def plan_tune(model: Path, config: TuneConfig) -> TunePlan:
-    """Plan a `tune` without running the model or writing anything.
+    """Plan a `tune` without writing anything; the model is timed once, to estimate the time.
 
     Args:
         model: See `tune`.
@@ -196,10 +196,12 @@ def plan_tune(model: Path, config: TuneConfig) -> TunePlan:
     Raises:
         QdqtuneError: For any error that the user can act on.
     """
+    reporter = ProgressReporter(config.callbacks)
     request = _request(model, config)
     dialect, quant_type = request.dialect, config.quant_type
+    reporter.tell("model", f"reading and folding {request.model.name}")
     source = _source(request)
-    provider, _ = _samples(request, source)
+    provider, options = _samples(request, source)
     with TemporaryFolder() as folder:
         base = PreparedModel(source.model, folder)
         planner, grouping = find_choices(base, dialect, config, provider)
@@ -213,6 +215,12 @@ def plan_tune(model: Path, config: TuneConfig) -> TunePlan:
         if config.workflow == SUBGRAPH:
             seeds = {label: seeds[label] for label in seeds if label not in NOT_TRIED}
             benchmarks = request.preset.assemblies if most is None else most
+        reporter.tell("engine", f"timing the model once with {registry.title(request.engine)}")
+        left_s = math.inf if config.budget_s is None else config.budget_s
+        budget = TimeBudget(lambda: left_s, request.preset, config.budget_s)
+        tried = min(len(seeds), benchmarks), benchmarks
+        with Worker(request.engine, options) as worker:
+            estimate = estimate_time(worker, model, provider, budget, tried)
         return TunePlan(
             model=str(model),
             engine=request.engine,
@@ -228,6 +236,8 @@ def plan_tune(model: Path, config: TuneConfig) -> TunePlan:
             benchmarks=benchmarks,
             mode=config.workflow,
             converted_from=source.converted_from,
+            estimate=None if isinstance(estimate, str) else estimate,
+            no_estimate=estimate if isinstance(estimate, str) else "",
         )
 
 
