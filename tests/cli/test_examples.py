@@ -85,8 +85,10 @@ def folder(given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("line", EXAMPLES)
 @pytest.mark.docs
 def test_examples_work(line: str) -> None:
-    if "autotuner_output" in line:
-        assert main(["tune", "model.onnx", "--engine", "simulated", "--preset", "quick"]) == 0
     program = next(name for name in PROGRAMS if line.startswith(name))
     words = shlex.split(line)[len(program.split()) :]
+    for run in ("autotuner_output", "run_onnxruntime", "run_openvino"):
+        if run in line:
+            tune = ["tune", "model.onnx", "--engine", "simulated", "--preset", "quick"]
+            assert main([*tune, "-o", run]) == 0
     assert PROGRAMS[program]([*words, *(["--force"] if "-o" in words else [])]) == 0
