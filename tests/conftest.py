@@ -19,6 +19,7 @@ from onnx import numpy_helper, parser
 
 from qdqtune.calibration import _ranges as range_cache
 from qdqtune.engines import _registry as registry
+from qdqtune.engines._hardware import read_cpu, saturates_u8s8
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._openvino_settings import settings_of
 from qdqtune.workflows import _quantize_steps as quantize_steps
@@ -37,6 +38,9 @@ settings.load_profile("ci")
 
 # The folders of tests whose models could crash ONNX's native code.
 _GUARDED = {"fuzz", "graph", "promises"}
+
+SEVEN_BITS = saturates_u8s8(read_cpu().isa)
+"""Whether 8-bit weights saturate here; other tools then need `reduce_range` to compute right."""
 
 _CACHES = tempfile.TemporaryDirectory(prefix="qdqtune-tests-")
 _NUMBERS = itertools.count()

@@ -28,7 +28,7 @@ from qdqtune.qdq.dialects import DIALECTS
 from qdqtune.records._errors import UsageError
 from qdqtune.records._placement import Placement
 from qdqtune.testing._bench import model_of, nearness_db
-from tests.conftest import model_from_text
+from tests.conftest import SEVEN_BITS, model_from_text
 from tests.qdq.test_round_trip import inserter_for
 
 EXACT = sorted({native_dialect("onnxruntime").name, "onnxruntime-novnni"})
@@ -248,7 +248,7 @@ def test_files_of_quantize_dynamic(case: str, per_channel: bool, tmp_path: Path)
     onnx.save(model, tmp_path / "float.onnx")
     quantize_dynamic(
         tmp_path / "float.onnx", tmp_path / "dynamic.onnx", per_channel=per_channel,
-        weight_type=QuantType.QInt8,
+        weight_type=QuantType.QInt8, reduce_range=SEVEN_BITS,
     )  # fmt: skip
     given, original = load_model(tmp_path / "dynamic.onnx"), load_model(tmp_path / "float.onnx")
     expected = run(tmp_path / "dynamic.onnx", feeds())

@@ -50,7 +50,7 @@ def files(rows: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     folder = tmp_path_factory.mktemp("compare")
     original, quantized = folder / "float.onnx", folder / "int8.onnx"
     onnx.save(many(), original)
-    insert(original, quantized, ops=["MatMul"], dialect="openvino", calibration_data=rows)
+    insert(original, quantized, ops=["MatMul"], engine="openvino", calibration_data=rows)
     return original, quantized
 
 

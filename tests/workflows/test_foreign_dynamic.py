@@ -23,6 +23,7 @@ from qdqtune.workflows._sample_provider import sample_provider
 from qdqtune.workflows._source_model import check_same_model, dynamic_ops_in, open_source
 from qdqtune.workflows._strip import strip
 from qdqtune.workflows.tuning._preflight import AS_GIVEN, find_choices, seeds_of
+from tests.conftest import SEVEN_BITS
 
 PRODUCTS = 7  # all but the two of attention
 FORMS = {
@@ -40,7 +41,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = zoo.build("bert", layers=1, width=32, head_width=16, vocabulary=100, sequence=16)
     onnx.save(model, folder / "float.onnx")
     for name, settings in FORMS.items():
-        quantize_dynamic(folder / "float.onnx", folder / f"{name}.onnx", **settings)
+        quantize_dynamic(
+            folder / "float.onnx", folder / f"{name}.onnx", reduce_range=SEVEN_BITS, **settings
+        )
     return folder
 
 
@@ -96,7 +99,7 @@ def test_ops_are_found_by_name_or_by_what_they_write(folder: Path) -> None:
 def test_layers_are_compared_by_the_names_of_the_float_model(folder: Path, tmp_path: Path) -> None:
     """In a file of ours and in that of another tool; a Gemm is the Add behind its product there."""
     ours = tmp_path / "ours.onnx"
-    insert(folder / "float.onnx", ours, dynamic=["MatMul", "Gemm"], dialect="onnxruntime")
+    insert(folder / "float.onnx", ours, dynamic=["MatMul", "Gemm"], engine="onnxruntime")
     products = {node.name for node in onnx.load(folder / "float.onnx").graph.node
                 if node.op_type in ("Gemm", "MatMul") and "weight" in node.input[1]}  # fmt: skip
     report = compare(folder / "float.onnx", ours)

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from qdqtune.records._placement import Placement
-from qdqtune.records._ranges import Ranges
+from qdqtune.records._ranges import RangeMethod, Ranges
 from qdqtune.records._tuning import Summary
 from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.search.patterns._state_file import read_state
 from qdqtune.workflows._export import list_candidates
+from qdqtune.workflows.tuning import _baseline
 from qdqtune.workflows.tuning._journal import Journal
 from qdqtune.workflows.tuning._journal_format import SCHEMA, read_journal
 from qdqtune.workflows.tuning._tune import tune
@@ -67,10 +68,17 @@ def test_its_state_and_cache_are_read(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["region", "subgraph"])
-def test_whole_folders_are_resumed_with_no_trial_measured_again(mode: str, tmp_path: Path) -> None:
+def test_whole_folders_are_resumed_with_no_trial_measured_again(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written = RUNS / "before-configs"
     folder = tmp_path / mode
     shutil.copytree(written / mode, folder)
+    # The CPU that wrote the folder adds up in another order: ranges differ in their last bits.
+    recorded = Ranges.from_json((folder / "ranges.json").read_text())
+    monkeypatch.setattr(
+        _baseline, "ranges_in_every_way", lambda *_: {RangeMethod.MAX: recorded}
+    )
     result = tune(
         written / "model.onnx",
         output_dir=folder,
