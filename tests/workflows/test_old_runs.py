@@ -76,9 +76,7 @@ def test_whole_folders_are_resumed_with_no_trial_measured_again(
     shutil.copytree(written / mode, folder)
     # The CPU that wrote the folder adds up in another order: ranges differ in their last bits.
     recorded = Ranges.from_json((folder / "ranges.json").read_text())
-    monkeypatch.setattr(
-        _baseline, "ranges_in_every_way", lambda *_: {RangeMethod.MAX: recorded}
-    )
+    monkeypatch.setattr(_baseline, "ranges_in_every_way", lambda *_: {RangeMethod.MAX: recorded})
     result = tune(
         written / "model.onnx",
         output_dir=folder,

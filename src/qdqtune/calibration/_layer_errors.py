@@ -29,7 +29,7 @@ from qdqtune.graph._atomic_files import writing
 from qdqtune.graph._files import load_model
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._input_shapes import model_inputs
-from qdqtune.graph._weights import WeightStore
+from qdqtune.graph._weights import WeightStore, is_small
 from qdqtune.records._accuracy import OpError
 from qdqtune.records._errors import EngineError, ModelError
 
@@ -371,13 +371,15 @@ def _ancestors(
 
 def _reference(store: WeightStore, name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
     """Return a weight under another name; one in a file of the folder stays there."""
+    found = onnx.TensorProto()
     if isinstance(tensor, ir.ExternalTensor):
         is_copied = Path(tensor.base_dir) != store.folder.absolute()
     else:  # there may be many small ones, and a file of them is slow to write
-        is_copied = tensor.nbytes > _SMALL_BYTES
-    found = onnx.TensorProto()
+        is_copied = not is_small(tensor, _SMALL_BYTES)
     if is_copied:
         found.CopyFrom(store.reference(name, name, tensor))
+    elif isinstance(tensor, ir.TensorProtoTensor):
+        found.CopyFrom(tensor.raw)
     else:
         ir.serde.serialize_tensor_into(found, tensor)
     found.name = name

@@ -23,7 +23,7 @@ from qdqtune.graph._op_classes import (
 )
 from qdqtune.graph._opset import raise_opset
 from qdqtune.graph._precision import convert_precision
-from qdqtune.graph._shapes import infer_shapes
+from qdqtune.graph._shapes import infer_shapes, variables
 from qdqtune.graph._validity import inline_functions
 from qdqtune.qdq._dynamic import FORMS, find_dynamic_ops
 from qdqtune.qdq._dynamic_form import DynamicOp
@@ -206,7 +206,8 @@ def _make_comparable(model: ir.Model, opset: int) -> None:
     name_nodes(model)
     for value in (value for op in find_dynamic_ops(model.graph) for value in op.nodes[-1].outputs):
         value.type = value.type or ir.TensorType(ir.DataType.FLOAT)  # ONNX doesn't know all of them
-    infer_shapes(model)
+    if any(value.shape is None or value.type is None for value in variables(model.graphs())):
+        infer_shapes(model)
     index = GraphIndex(model)
     if any(index.dtype(name) == ir.DataType.BFLOAT16 for name in index.value):
         convert_precision(model, Precision.FP32)

@@ -28,7 +28,7 @@ from qdqtune.graph._input_shapes import (
 )
 from qdqtune.graph._op_classes import is_op
 from qdqtune.graph._validity import call_guarded
-from qdqtune.graph._weights import constant_of, unread_weights
+from qdqtune.graph._weights import constant_of, is_small, unread_weights
 from qdqtune.records._errors import UsageError
 from qdqtune.records._inputs import InputRequest, shape_text
 
@@ -130,7 +130,7 @@ def _weights_as_inputs(model: ir.Model) -> Iterator[None]:
             if tensor is not None:
                 weight.shape = weight.shape or ir.Shape(tensor.shape.numpy())
                 weight.dtype = weight.dtype or tensor.dtype
-            if tensor is None or tensor.nbytes > _SMALL_BYTES:
+            if tensor is None or not is_small(tensor, _SMALL_BYTES):
                 graph.initializers.pop(weight.name or "")
                 weight.const_value = None
         yield

@@ -276,6 +276,18 @@ def constant_behind(value: ir.Value | None) -> ir.TensorProtocol | None:
     return constant_of(value_behind(value, *_TRANSPARENT))
 
 
+def is_small(tensor: ir.TensorProtocol, most_bytes: int) -> bool:
+    """Whether a tensor takes few bytes; models may have very many that do.
+
+    Args:
+        tensor: The tensor.
+        most_bytes: The limit; of tensors in a model file, what they take there counts.
+    """
+    if isinstance(tensor, ir.TensorProtoTensor):
+        return bool(tensor.raw.ByteSize() <= most_bytes)
+    return tensor.nbytes <= most_bytes
+
+
 def unread_weights(graph: ir.Graph) -> list[ir.Value]:
     """Return weights that no node or body reads, and that are neither inputs nor outputs."""
     return [

@@ -163,8 +163,8 @@ def named_layer(index: GraphIndex, layer: LayerTime) -> NamedLayer:
 def _may_execute(index: GraphIndex, layer: LayerTime, name: str, strength: int) -> bool:
     """Whether a layer named after a node may execute it: it could also transpose an operand."""
     kind = kind_of(index.node[name].op_type)
-    if layer.op_type in SERVICES:
-        return kind is Kind.MOVE
+    if layer.op_type in SERVICES:  # TensorRT runs a Q or DQ as such a layer, with no other origin
+        return kind is Kind.MOVE or (kind is Kind.TYPE and layer.origins == (name,))
     return strength == EXACT or kind_of(layer.op_type) not in TRANSPARENT or kind in TRANSPARENT
 
 
