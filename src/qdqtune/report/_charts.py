@@ -11,7 +11,7 @@ from markupsafe import Markup
 from qdqtune.records._printable import printable
 
 _WIDTH, _HEIGHT = 640.0, 300.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 16.0, 30.0, 42.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60.0, 16.0, 30.0, 42.0
 # Standard errors in the interval of a measurement.
 _SPREAD = 2.0
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
@@ -108,7 +108,7 @@ class Axes:
             Markup('<text class="tick mid" x="{:.1f}" y="{:.1f}">{}</text>').format(
                 self.x(value), _HEIGHT - _BOTTOM + 18, f"{value:g}"
             )
-            for value in ticks(*self._xs)
+            for value in ticks(*self._xs, count=8)
         ]
         right, up = self._names
         lines += [

@@ -102,19 +102,25 @@ class GroupEffects:
 
     def _without_direct_evidence(self, number: int, *, is_chosen: bool) -> str:
         """Compare the result with the best candidate that differs from it in the group."""
-        which = "without" if is_chosen else "with"
         others = [
             key
             for key, state in self._states.items()
             if (number in state) != is_chosen and key in self._gains and state
         ]
+        if not others:
+            form = "quantized" if is_chosen else "float"
+            return f"it is {form} in every candidate that was measured"
         result = self._gains.get(self._result)
-        if not others or result is None:
+        if result is None:
             return "it was tried only together with many others"
         best = max(others, key=self._gains.__getitem__)
         percent = 100.0 * math.expm1(result - self._gains[best])
         change = f"{abs(percent):.1f}\N{NO-BREAK SPACE}% {'slower' if percent >= 0.0 else 'faster'}"
-        text = f"the fastest candidate {which} it ({self._names[best]}) was {change}"
+        known = self._states.get(self._result)
+        count = len(self._states[best] ^ known) - 1 if known is not None else 0
+        name = self._names[best] + (f", with {_choices(count)}" if count else "")
+        which = "does not quantize" if is_chosen else "quantizes"
+        text = f"the fastest candidate that {which} it ({name}) is {change} than the result"
         if percent >= 0.0:
             return text
         is_out = self._names[best] in self._inaccurate
