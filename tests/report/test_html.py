@@ -99,6 +99,22 @@ def test_what_makes_a_more_accurate_model_is_a_command() -> None:
     assert "qdqtune tune stem --min_sqnr 33" in "".join(Page(page_html([alone])).text)
 
 
+def test_commands_quote_the_folder() -> None:
+    text = "".join(Page(page_html([replace(run_of(), folder="my runs; $(rm it)")])).text)
+    assert "qdqtune export 'my runs; $(rm it)' --candidate c0001" in text
+    assert "qdqtune export 'my runs; $(rm it)' --list" in text
+    assert "qdqtune bench 'my runs; $(rm it)/optimized_final.onnx'" in text
+
+
+def test_names_of_one_candidate_are_one_row() -> None:
+    run = run_of()
+    assert run.details is not None
+    ids = {"everything": "c0001", "rules": "c0001", "tuned": "c0000"}
+    html = page_html([replace(run, details=replace(run.details, candidates=ids))])
+    rows = re.findall(r'<span class="struck">(.*?)</span>', html)
+    assert rows == ["float", "tuned", "best blanket: everything = rules"]
+
+
 def test_what_is_slower_than_float_is_not_recommended() -> None:
     run = run_of()
     slow = tuple(

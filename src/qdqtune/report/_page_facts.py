@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from shlex import quote
 
 from qdqtune.records._inputs import shape_text
 from qdqtune.records._quantization import QuantizeReport
@@ -159,21 +160,14 @@ def _reproduce(run: RunView, summary: Summary) -> list[tuple[str, str]]:
 
 
 def _commands(run: RunView, summary: Summary) -> list[tuple[str, str]]:
-    rows = [
-        (
-            "Check the result against this report",
-            f"qdqtune verify {run.folder}/optimized_final.onnx",
-        )
-    ]
-    if summary.engine.threads is not None:
-        rows[0] = (rows[0][0], f"{rows[0][1]} --threads {summary.engine.threads}")
-    rows.append(("List all candidates", f"qdqtune export {run.folder} --list"))
-    line = f"qdqtune bench {run.folder}/optimized_final.onnx --engine {summary.engine.name}"
     threads = "" if summary.engine.threads is None else f" --threads {summary.engine.threads}"
-    rows.append(
-        ("Build or load the result as it was measured", summary.build_with or line + threads)
-    )
-    return rows
+    file, engine = quote(f"{run.folder}/optimized_final.onnx"), quote(summary.engine.name)
+    bench = f"qdqtune bench {file} --engine {engine}{threads}"
+    return [
+        ("Check the result against this report", f"qdqtune verify {file}{threads}"),
+        ("List all candidates", f"qdqtune export {quote(run.folder)} --list"),
+        ("Build or load the result as it was measured", summary.build_with or bench),
+    ]
 
 
 def _of_quantize(run: RunView, report: QuantizeReport) -> PageFacts:
@@ -211,7 +205,7 @@ def _of_quantize(run: RunView, report: QuantizeReport) -> PageFacts:
             *run.origin,
             ("calibration", f"{report.calibrated_on}, {report.method} ranges"),
         ),
-        commands=(("Search for a faster placement", f"qdqtune tune {run.folder}"),),
+        commands=(("Search for a faster placement", f"qdqtune tune {quote(run.folder)}"),),
     )
 
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from shlex import quote
 
 from markupsafe import Markup
 
@@ -76,7 +77,8 @@ class Candidates:
                 trial.error,
                 self._sqnr_db.get(name),
                 trial.failure,
-                f"qdqtune export {self._run.folder} --candidate {name} -o {name}.onnx",
+                f"qdqtune export {quote(self._run.folder)} --candidate {quote(name)} "
+                f"-o {quote(name)}.onnx",
             )
             for name, trial in last.items()
             if name
@@ -199,7 +201,8 @@ class Candidates:
         last = max(places)
         # In subgraph mode, whole models are measured only after all subgraphs.
         first = 0.0 if 2.0 * places[0] < last else places[0] - max(0.1 * (last - places[0]), 1.0)
-        axes = Axes((first, last), (max(low, 0.0), high), (name, "speedup over float"))
+        names = (name, "speedup over float")
+        axes = Axes((first, last), (max(low, 0.0), high), names, least=float(name == "benchmarks"))
         content = join(
             [
                 axes.level(1.0, "float"),

@@ -231,10 +231,13 @@ class DetailsGatherer:
         effects = GroupEffects(space, self.run.journal.kept_lines, placement.digest(), inaccurate)
         chosen = space.nearest(placement)
         harmful = space.closed(self.outcome.state) - chosen if final.lost_to_accuracy else set()
+        unused = space.closed(self.outcome.state) if not placement and final.reason else set()
         reasons = dict(planner.left_float)
         for number, group in enumerate(space.groups):
             if number in harmful:
                 text = "it was faster quantized, but not accurate enough"
+            elif number in unused:
+                text = f"the model is kept as given: {final.reason}"
             else:
                 text = effects.text(number, is_chosen=number in chosen)
             for name in group.nodes:
