@@ -156,6 +156,7 @@ def test_a_run_that_keeps_float_has_a_report_with_the_reason(
     assert graph is not None
     assert {node.form for node in graph.nodes if node.form} == {FLOAT}
     assert any(each.startswith(reason) for each in graph.reasons)
+    assert not any("than the result, but was not chosen" in each for each in graph.reasons)
 
 
 def test_no_report_leaves_it_out_and_report_makes_up_for_it(resnet: Path, tmp_path: Path) -> None:

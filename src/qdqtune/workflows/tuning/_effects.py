@@ -38,14 +38,21 @@ class GroupEffects:
     Args:
         space: The search space.
         lines: Lines of the journal; what was measured in another space is ignored.
-        result: Key of the result's placement.
+        result: Key of the placement that others are compared with.
+        called: What that is called.
         inaccurate: Ids of candidates that are not accurate enough.
     """
 
     def __init__(
-        self, space: Space, lines: Iterable[str], result: str, inaccurate: Set[str] = frozenset()
+        self,
+        space: Space,
+        lines: Iterable[str],
+        result: str,
+        called: str = "the result",
+        inaccurate: Set[str] = frozenset(),
     ) -> None:
         self._inaccurate = inaccurate
+        self._called = called
         bodies = [body for body in map(decode, lines) if body and body["kind"] == "measurement"]
         float_key = space.key(frozenset())
         states: dict[str, State] = {float_key: frozenset()}
@@ -120,9 +127,11 @@ class GroupEffects:
         gain = self._gains[best] - result
         known = self._states.get(self._result)
         count = len(self._states[best] ^ known) - 1 if known is not None else 0
-        name = self._names[best] + (f", with {_choices(count)}" if count else "")
+        name = self._names[best] + (f", which differs in {_choices(count)}" if count else "")
         which = "does not quantize" if is_chosen else "quantizes"
-        text = f"the fastest candidate that {which} it ({name}) is {_change(gain)} than the result"
+        text = (
+            f"the fastest candidate that {which} it ({name}) is {_change(gain)} than {self._called}"
+        )
         if gain <= 0.0:
             return text
         is_out = self._names[best] in self._inaccurate

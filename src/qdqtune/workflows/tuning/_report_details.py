@@ -228,10 +228,13 @@ class DetailsGatherer:
         limit_db = self.run.request.config.min_sqnr_db or 0.0
         inaccurate = {name for name, decibels in sqnr_db.items() if decibels < limit_db}
         planner, space = self.calibration.planner, self.evaluator.problem.space
-        effects = GroupEffects(space, self.run.journal.kept_lines, placement.digest(), inaccurate)
+        unused = space.closed(self.outcome.state) if not placement and final.reason else set()
+        compared = space.key(self.outcome.state) if unused else placement.digest()
+        called = "the fastest that was found" if unused else "the result"
+        lines = self.run.journal.kept_lines
+        effects = GroupEffects(space, lines, compared, called, inaccurate)
         chosen = space.nearest(placement)
         harmful = space.closed(self.outcome.state) - chosen if final.lost_to_accuracy else set()
-        unused = space.closed(self.outcome.state) if not placement and final.reason else set()
         reasons = dict(planner.left_float)
         for number, group in enumerate(space.groups):
             if number in harmful:
