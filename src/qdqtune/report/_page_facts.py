@@ -220,7 +220,8 @@ def _interval(low: float, high: float, confidence: float) -> str:
 def _busy(share: float) -> str:
     return (
         f"The machine was busy: the engine waited for a core {100 * share:.0f} % of the last "
-        f"comparison, so the interval is wide. {QUIETER}"
+        "comparison. The speedup is that of undisturbed runs, estimated from the fastest ones, "
+        f"with a wide interval; latencies are medians of all. {QUIETER}"
     )
 
 
