@@ -91,19 +91,17 @@ def _flags_of(parser: argparse.ArgumentParser, without: Any = ()) -> Iterator[st
             if each.help != argparse.SUPPRESS and not set(without).intersection(each.option_strings)
         ]
         if rows:
-            title = re.sub(r"\(?see docs/(.+?)\)", r"([more](../\1))", group.title or "")
+            title = re.sub(r"see docs/([\w/.]+)", r"[more](../\1)", group.title or "")
             yield f"**{title[:1].upper()}{title[1:]}**"
             yield _table("flag", "meaning", rows)
 
 
 def _spelling(action: argparse.Action) -> str:
-    value = action.metavar or (
-        "" if action.nargs == 0 else "|".join(map(str, action.choices or ()))
-    )
+    value = str(action.metavar or "|".join(map(str, action.choices or ())))
     if not action.option_strings:
         return f"`{value}`"
-    last = f" {value}" if value and action.nargs != 0 else ""
-    return " ".join(f"`{flag}{last}`" for flag in action.option_strings)
+    value = f" {value}" if value and action.nargs != 0 else ""
+    return " ".join(f"`{flag}{value}`" for flag in action.option_strings)
 
 
 def _meaning(action: argparse.Action) -> str:
