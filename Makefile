@@ -10,7 +10,7 @@ PYTEST := $(BIN)/pytest -n auto --dist worksteal
 # The parts of lint run two at a time.
 MAKEFLAGS += --jobs=2
 
-.PHONY: install demo test test_slow test_docs test_exhaustive bench clean
+.PHONY: install demo test test_slow test_docs test_exhaustive bench docs clean
 .PHONY: lint lint_types lint_tests lint_layers lint_style
 
 install: $(READY)
@@ -55,6 +55,9 @@ test_exhaustive: $(READY)  # hours
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build work

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from qdqtune.cli._inspect import ShownConfig as InspectionShown
 from qdqtune.cli._tune import DryRunConfig
 from qdqtune.cli.main import get_parser, main
 from qdqtune.config import BenchConfig, EngineFlagsConfig, NameFilters, QuantizeConfig, TuneConfig
-from qdqtune.options import SWITCH, options_of
+from qdqtune.options import options_of
 from qdqtune.records._errors import UsageError
 from qdqtune.records._inputs import InputRequest
 from qdqtune.records._precision import Precision
@@ -357,47 +356,3 @@ def test_a_least_time_makes_as_many_runs_as_it_takes(model: str) -> None:
 
     few_s = kept_s(runs=2)
     assert kept_s(min_time_s=20 * few_s) >= 19 * few_s  # the engine's times are noisy
-
-
-DOCS = Path(__file__).parent.parent / "docs"
-
-
-# Pages with tables of flags, the configs that have the flags, and whether all of them are listed.
-TABLES: list[tuple[str, str, list[Any], bool]] = [
-    ("tune", "tune", [TuneConfig, EngineFlagsConfig, DryRunConfig], True),
-    ("quantize", "quantize", [QuantizeConfig], True),
-    ("compare", "compare", [CompareConfig, ComparisonShown], False),
-    ("inspect", "inspect", [InspectConfig, LayersConfig, GroupsConfig, InspectionShown], False),
-    ("commands", "insert", [InsertConfig], False),
-    ("subgraphs", "tune", [TuneConfig], False),
-]
-
-
-def rows_of(page: str) -> list[tuple[set[str], str]]:
-    """The flags and the meaning of every row in a page's tables of flags."""
-    tables = (DOCS / f"{page}.md").read_text().split("| flag | meaning |\n|---|---|\n")[1:]
-    rows = [row for table in tables for row in table.partition("\n\n")[0].splitlines()]
-    pairs = (re.split(r" (?<!\\)\| ", row, maxsplit=1) for row in rows)
-    return [(set(re.findall(r"`(-\w|--\w+)", flags)), meaning) for flags, meaning in pairs]
-
-
-@pytest.mark.parametrize(("page", "command", "configs", "is_complete"), TABLES)
-def test_the_table_of_flags_in_the_docs(
-    page: str, command: str, configs: list[Any], is_complete: bool
-) -> None:
-    rows = rows_of(page)
-    listed = set().union(*(flags for flags, _ in rows))
-    (commands,) = (each for each in get_parser()._actions if isinstance(each.choices, dict))
-    known = {flag for each in commands.choices[command]._actions for flag in each.option_strings}
-    assert listed <= known
-    for each, one in (pair for config in configs for pair in options_of(config)):
-        of_it = [meaning for flags, meaning in rows if flags.intersection(one.flags)]
-        assert of_it or not one.flags or not is_complete, f"{one.flags} are not in the docs"
-        off = [flag for flag in one.flags if flag.startswith("--no_")]
-        assert not off or not of_it or off[0] in listed
-        if isinstance(each.default, str | int | float) and one.kind is not SWITCH:
-            default = f"{each.default:g}" if isinstance(each.default, float) else each.default
-            stated = re.compile(rf"\(`?{default}`?[):,]|`{default}` \(the default")
-            for meaning in of_it:  # a row of links leaves defaults to the pages behind them
-                is_link = meaning.startswith("[")
-                assert is_link or stated.search(meaning), f"{one.flags}: {default} in {meaning}"

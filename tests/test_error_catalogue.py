@@ -1,4 +1,4 @@
-"""Every message: what happened, where, and what to do; and docs/errors.md lists what is here."""
+"""Every message: what happened, where, what to do; docs/troubleshooting.md lists what is here."""
 
 from __future__ import annotations
 
@@ -419,7 +419,7 @@ def test_runs(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_page_lists_what_is_tested() -> None:
-    page = (ROOT / "docs" / "errors.md").read_text()
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
     listed = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
     assert len(listed) == len(set(listed))
     assert set(listed) == {*FILES, *MODELS, *REQUESTS, *RUNS}

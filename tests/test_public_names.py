@@ -1,4 +1,4 @@
-"""What users import: declared once, listed in docs/python.md, and enough for every example."""
+"""What users import: declared once, listed in the docs, and enough for every example."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import qdqtune
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PACKAGES = [
     "qdqtune",
     *(
@@ -28,8 +28,8 @@ MOST_MODULES = 12
 
 
 def listed() -> dict[str, set[str]]:
-    """The table of docs/python.md: a module's name to what it offers."""
-    text = (ROOT / "docs" / "python.md").read_text()
+    """The table of docs/reference/python.md: a module's name to what it offers."""
+    text = (ROOT / "docs" / "reference" / "python.md").read_text()
     rows = re.findall(r"^\| `(qdqtune[a-z_.]*)` \| (.+) \|$", text, re.MULTILINE)
     return {module: set(re.findall(r"`(\w+)`", names)) for module, names in rows}
 
@@ -57,7 +57,7 @@ def test_every_package_declares_its_names(package: str) -> None:
     assert package in PUBLIC or not module.__all__ or package == "qdqtune.qdq.dialects"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_no_page_imports_from_deeper_modules(page: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     for node in (node for block in blocks for node in ast.walk(ast.parse(block))):
@@ -75,7 +75,7 @@ def test_no_page_imports_from_deeper_modules(page: Path) -> None:
 def test_the_docs_explain_every_function(name: str) -> None:
     if not name[0].islower():
         return
-    text = (ROOT / "docs" / "python.md").read_text()
+    text = (ROOT / "docs" / "reference" / "python.md").read_text()
     assert f"**`{name}`**" in text
     assert f"qdqtune.{name}(" in text
 

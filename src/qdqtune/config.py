@@ -132,7 +132,7 @@ class QuantizationConfig(Config):
 class SizeConfig(Config):
     """Options for the shapes of the model's inputs."""
 
-    TITLE: ClassVar[str] = "sizes of open dims (see docs/shapes.md)"
+    TITLE: ClassVar[str] = "sizes of open dims (see docs/guides/shapes.md)"
 
     inputs: ShapesOrRequest | None = option(
         None, INPUTS, "shapes to look at", "--shapes", "--opt_shapes", "--dim",
@@ -149,7 +149,7 @@ class SizeConfig(Config):
 class InputConfig(SizeConfig):
     """Options for the model's inputs."""
 
-    TITLE: ClassVar[str] = "inputs (what is not given is chosen; see docs/shapes.md)"
+    TITLE: ClassVar[str] = "inputs (what is not given is chosen; see docs/guides/shapes.md)"
 
     inputs: ShapesOrRequest | None = option(
         None, INPUTS, "shapes to run at, and the ranges of random inputs",
@@ -181,7 +181,7 @@ class ShapeRangeConfig(Config):
 class CalibrationConfig(Config):
     """Options for calibration: where tensor ranges come from."""
 
-    TITLE: ClassVar[str] = "calibration (see docs/calibration.md)"
+    TITLE: ClassVar[str] = "calibration (see docs/guides/calibration.md)"
 
     calibration_data: Any = option(
         None, ANYTHING, "an .npy or .npz file, a folder of them, or module:function",
@@ -204,7 +204,7 @@ class CalibrationConfig(Config):
 class NameFilters(Config):
     """Regular expressions that select what is quantized and what stays float."""
 
-    TITLE: ClassVar[str] = "what to quantize (regular expressions; see docs/quantize.md)"
+    TITLE: ClassVar[str] = "what to quantize (regular expressions; see docs/guides/quantize.md)"
 
     nodes_to_quantize: Sequence[str] = option(
         (), REGEXES, "quantize these nodes only, and what is between them"
@@ -454,11 +454,11 @@ class QuantizeConfig(
     )  # fmt: skip
     autotune: str | bool | None = option(
         None, _AUTOTUNE, "search for the placement by measuring, as tune does, instead of by rules",
-        title="instead of rules (see docs/tune.md)",
+        title="instead of rules (see docs/guides/quantize.md)",
     )  # fmt: skip
     autotune_output_dir: Path | None = option(
         None, DIR, "the folder of that search", default_text="OUT_autotune",
-        title="instead of rules (see docs/tune.md)",
+        title="instead of rules (see docs/guides/quantize.md)",
     )  # fmt: skip
     save_placement: Path | None = option(None, PATH, "also write the placement")
     report: Path | None = option(None, PATH, "also write a page that shows the result")
@@ -488,7 +488,7 @@ class QuantizeConfig(
 class BenchConfig(EngineConfig, InputConfig, ShapeRangeConfig, ProgressConfig):
     """All options of `qdqtune.bench`."""
 
-    TITLE: ClassVar[str] = "timing (see docs/timing.md)"
+    TITLE: ClassVar[str] = "timing (see docs/concepts/timing.md)"
 
     runs: int | None = option(
         None, whole(1), "timed runs per model",

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, cast
 
 from qdqtune.records._errors import UsageError
 
-ENGINE_SPECIFIC = "flags of some engines only (see docs/engines.md)"
+ENGINE_SPECIFIC = "flags of some engines only (see docs/guides/tensorrt.md)"
 """The title of the options that help shows last."""
 
 _OPTION = "option"

@@ -24,7 +24,7 @@ from qdqtune.search.strategies._strategy import (
 from qdqtune.workflows.tuning._tune import tune
 from tests.autotune.test_search import only_together, table
 
-PAGE = Path(__file__).parents[2] / "docs/search.md"
+PAGE = Path(__file__).parents[2] / "docs/extend/strategy.md"
 
 Announce = Callable[..., None]
 
@@ -47,7 +47,7 @@ def announce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Announce:
 
 
 def toy() -> str:
-    """The strategy of docs/search.md."""
+    """The strategy of docs/extend/strategy.md."""
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     (code,) = [block for block in blocks if "class OneByOne" in block]
     return code

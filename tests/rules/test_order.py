@@ -12,7 +12,7 @@ from qdqtune.rules._order import RULES
 from qdqtune.rules._placement_draft import Constraints
 from tests.rules.drafting import decision, decisions, draft_of_text, normal
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "quantize.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "extend" / "rule.md"
 FAMILIES = {
     "ONNX Runtime": ("onnxruntime", "onnxruntime-novnni"),
     "OpenVINO": ("openvino", "openvino-novnni"),

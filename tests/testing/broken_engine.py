@@ -1,4 +1,4 @@
-"""The engine that docs/engines.md shows, with layers, and with one fault at a time.
+"""The engine that docs/extend/engine.md shows, with layers, and with one fault at a time.
 
 Loaded in the worker; the option `fault` says which. Without one it is a good engine.
 """

@@ -11,7 +11,7 @@ import pytest
 from qdqtune.testing import Bench, EngineUnderTest
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent.parent / "docs" / "engines.md"
+PAGE = HERE.parent.parent / "docs" / "extend" / "engine.md"
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from qdqtune.workflows._insert import insert
 from qdqtune.workflows._quantize import quantize
 from tests.conftest import matmul_file
 
-PAGE = Path(__file__).parents[2] / "docs" / "dialects.md"
+PAGE = Path(__file__).parents[2] / "docs" / "extend" / "dialect.md"
 TOY = re.search(r"^```python\n(# my_dialect.py\n.*?)^```", PAGE.read_text(), re.M | re.S)[1]
 
 

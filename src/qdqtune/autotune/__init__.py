@@ -15,6 +15,7 @@ from qdqtune._lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from qdqtune.autotune._autotuner import QDQAutotuner, QDQAutotunerBase
+    from qdqtune.autotune.workflows import TensorRTPyBenchmark, TrtExecBenchmark
     from qdqtune.records._errors import (
         AutotunerError,
         AutotunerNotInitializedError,

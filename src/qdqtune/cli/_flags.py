@@ -248,7 +248,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
     """Add `--max_memory` and `--timeout`, which `run_safely` enforces."""
-    group = parser.add_argument_group("limits (see docs/reliability.md)")
+    group = parser.add_argument_group("limits (see docs/concepts/guarantees.md)")
     group.add_argument(
         "--max_memory",
         type=reading(parse_size),

@@ -1,6 +1,6 @@
 """Conformance kits for engines and dialects: a test class to inherit, a fixture to override.
 
-Outside the layers, like the zoo: nothing in qdqtune imports it. See docs/engines.md.
+Outside the layers, like the zoo: nothing in qdqtune imports it. See docs/extend/engine.md.
 """
 
 from __future__ import annotations

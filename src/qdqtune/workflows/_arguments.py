@@ -33,7 +33,7 @@ _EXPECTED = "a path, an onnx.ModelProto or an onnx_ir.Model"
 _NODE = "node"
 
 
-_SEE = "docs/python.md says what goes in."
+_SEE = "docs/reference/python.md says what goes in."
 
 
 def checked_path(value: object, name: str) -> Path:

@@ -126,7 +126,7 @@ def engine_info(worker: Worker, name: str) -> EngineInfo:
         if refused != str(failure):
             raise UsageError(
                 f"{registry.title(name)} does not take these options: {refused}.",
-                f"docs/engines.md lists the options of {name}.",
+                f"The page about {registry.title(name)} in docs/guides lists its options.",
             ) from None
         raise EngineError(f"{name} does not start: {failure}", "See `qdqtune doctor`.") from None
     return info if registry.entry(name).takes_threads else replace(info, takes_threads=False)

@@ -173,7 +173,7 @@ class _Insertion:
         reasons = "; ".join(sorted(set(selection.left_float.values())))
         hint = "Activations such as Relu are quantized as a part of the op before them."
         if config.dynamic:
-            hint = "docs/dialects.md lists what can be quantized at run time."
+            hint = "docs/guides/transformers.md lists what can be quantized at run time."
         if any(f"{dtype.name.lower()} tensors" in reasons for dtype in HALF_TYPES):
             hint = "Let its floats be float32: --high_precision_dtype fp32."
         raise UsageError(

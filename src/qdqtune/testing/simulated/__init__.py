@@ -1,6 +1,7 @@
 """A deterministic engine for tests and research on search: a cost model with seeded noise.
 
-It imports nothing but onnx and runs in any process. Its times are simulated: see docs/simulated.md.
+It imports nothing but onnx and runs in any process. Its times are simulated: see
+docs/extend/simulated.md.
 """
 
 from __future__ import annotations

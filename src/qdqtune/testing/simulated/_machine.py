@@ -227,7 +227,9 @@ def dialect_of(options: Mapping[str, str]) -> str:
     try:
         return profile_named(options.get("profile", DEFAULT_PROFILE.name)).dialect
     except ValueError as error:
-        raise UsageError(f"The simulated engine: {error}.", "See docs/simulated.md.") from None
+        raise UsageError(
+            f"The simulated engine: {error}.", "See docs/extend/simulated.md."
+        ) from None
 
 
 def check_amount(name: str, value: float) -> float:
@@ -243,7 +245,7 @@ def check_amount(name: str, value: float) -> float:
 
 @dataclass(frozen=True)
 class Noise:
-    """How noisy a machine is; see docs/simulated.md for the arithmetic.
+    """How noisy a machine is; see docs/extend/simulated.md for the arithmetic.
 
     Attributes:
         noise: Deviation of a run's log latency.
