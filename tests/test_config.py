@@ -80,6 +80,16 @@ TYPED: dict[str, tuple[list[str], Any]] = {
     "calibration_data": (["--calibration_data", "d.npz"], "d.npz"),
     "calibration_samples": (["--calibration_samples", "4"], 4),
     "calibration_method": (["--calibration_method", "minmax"], RangeMethod.MAX),
+    "image_preprocessor": (["--image_preprocessor", "p.json"], "p.json"),
+    "image_size": (["--image_size", "224x320"], (224, 320)),
+    "image_resize": (["--image_resize", "pad"], "pad"),
+    "image_shortest_edge": (["--image_shortest_edge", "256"], 256),
+    "image_interpolation": (["--image_interpolation", "bicubic"], "bicubic"),
+    "image_scale": (["--image_scale", "1"], 1.0),
+    "image_mean": (["--image_mean", "0.5,-0.25,1e-3"], (0.5, -0.25, 0.001)),
+    "image_std": (["--image_std", "2"], (2.0,)),
+    "image_channel_order": (["--image_channel_order", "bgr"], "bgr"),
+    "image_layout": (["--image_layout", "nhwc"], "nhwc"),
     "inputs": (["--shapes", "x:1x8", "--dim", "N=2", "--input_range", "x:0:1"],
                InputRequest({"x": (1, 8)}, {"N": 2}, {"x": (0, 1)})),
     "seed": (["--seed", "5"], 5),
@@ -246,6 +256,8 @@ def test_what_quantize_refuses(name: str, value: Any, model: str, tmp_path: Path
         ("min_sqnr_db", "--min_sqnr", float("nan"), "none or a number of dB"),
         ("performance_threshold", "--performance_threshold", 0.5, "a ratio of 1 or more"),
         ("max_drop", "--max_drop", -0.5, "a number from 0 up"),
+        ("image_size", "--image_size", 0, "a size such as 224"),
+        ("image_std", "--image_std", 0, "a number above 0"),
     ],
 )
 def test_python_and_the_command_line_refuse_the_same(
@@ -267,6 +279,7 @@ def test_python_and_the_command_line_refuse_the_same(
         ("node_filter", [1]), ("pattern_cache", 3), ("evaluate", 3), ("max_drop", "much"),
         ("calibration_method", "median"), ("inputs", [1, 2]), ("filters", ["a"]),
         ("performance_threshold", None), ("timing_runs", 0), ("schemes_per_region", 0),
+        ("image_size", (1, 2, 3)), ("image_mean", "0.5"), ("image_mean", ()), ("image_scale", "1"),
     ],
 )  # fmt: skip
 def test_values_of_other_types_are_refused(name: str, value: Any, model: str) -> None:

@@ -100,7 +100,8 @@ ALLOWED: dict[str, dict[str, str]] = {
 
 #: Folders and pages that are searched, and what of them is not: this file, and recorded data.
 SEARCHED = (
-    "src", "docs", "benchmarks", "tools", "tests", "README.md", "CHANGELOG.md", "CONTRIBUTING.md",
+    "src", "docs", "benchmarks", "examples", "tools", "tests",
+    "README.md", "CHANGELOG.md", "CONTRIBUTING.md",
 )  # fmt: skip
 SKIPPED = ("tools/lint_vocabulary.py", "tests/data/", "tests/test_vocabulary.py")
 

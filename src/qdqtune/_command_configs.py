@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from qdqtune._image_config import ImageConfig
 from qdqtune.config import (
     FLOAT_TYPE,
     INPUTS,
@@ -65,7 +66,9 @@ class DialectConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InsertConfig(DialectConfig, CalibrationConfig, InputConfig, OverwriteConfig, ProgressConfig):
+class InsertConfig(
+    DialectConfig, CalibrationConfig, ImageConfig, InputConfig, OverwriteConfig, ProgressConfig
+):
     """All options of `qdqtune.insert`."""
 
     TITLE: ClassVar[str] = "what to quantize (all of these together)"
@@ -156,7 +159,7 @@ class ReportConfig(OverwriteConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareConfig(EngineConfig, InputConfig, ProgressConfig):
+class CompareConfig(EngineConfig, ImageConfig, InputConfig, ProgressConfig):
     """All options of `qdqtune.compare`."""
 
     TITLE: ClassVar[str] = "data"
@@ -167,7 +170,7 @@ class CompareConfig(EngineConfig, InputConfig, ProgressConfig):
     )  # fmt: skip
     data: Any = option(
         None, ANYTHING,
-        "data to run on: an .npy or .npz file, a folder of them, or module:function",
+        "data to run on: an .npy or .npz file, a folder of them or of images, or module:function",
         "--data", "--calibration_data", default_text="random inputs",
     )  # fmt: skip
     samples: int | None = option(
@@ -177,7 +180,7 @@ class CompareConfig(EngineConfig, InputConfig, ProgressConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyConfig(EngineConfig, InputConfig, ProgressConfig):
+class VerifyConfig(EngineConfig, ImageConfig, InputConfig, ProgressConfig):
     """All options of `qdqtune.verify`."""
 
     TITLE: ClassVar[str] = "what to check with"
@@ -196,7 +199,7 @@ class VerifyConfig(EngineConfig, InputConfig, ProgressConfig):
     calibration_data: Any = option(
         None, ANYTHING,
         "the calibration data of the run, to measure the error on: an .npy or .npz file, a folder "
-        "of them, or module:function", "--calibration_data", "--data",
+        "of them or of images, or module:function", "--calibration_data", "--data",
         default_text="random inputs like those of the run",
     )  # fmt: skip
     calibration_samples: int | None = option(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from qdqtune._image_config import ImageConfig
 from qdqtune.options import (
     ANYTHING,
     CALLBACKS,
@@ -184,7 +185,7 @@ class CalibrationConfig(Config):
     TITLE: ClassVar[str] = "calibration (see docs/guides/calibration.md)"
 
     calibration_data: Any = option(
-        None, ANYTHING, "an .npy or .npz file, a folder of them, or module:function",
+        None, ANYTHING, "an .npy or .npz file, a folder of them or of images, or module:function",
         default_text="random inputs",
     )  # fmt: skip
     calibration_samples: int | None = option(None, whole(1), "use at most this many samples")
@@ -378,6 +379,7 @@ class TuneConfig(
     AccuracyConfig,
     MetricConfig,
     CalibrationConfig,
+    ImageConfig,
     InputConfig,
     ShapeRangeConfig,
     ProgressConfig,
@@ -411,6 +413,7 @@ class QuantizeConfig(
     NameFilters,
     AccuracyConfig,
     CalibrationConfig,
+    ImageConfig,
     InputConfig,
     ProgressConfig,
 ):

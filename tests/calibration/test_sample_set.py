@@ -221,9 +221,9 @@ class TestFolders:
         assert [feeds["ids"].tolist() for feeds in samples][-1] == [[int(inside)] * 4] * 2
         assert samples.count == 1 + inside
 
-    def test_a_folder_of_pictures_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "cat.jpg").write_bytes(b"")
-        with pytest.raises(UsageError, match=r"no \.npz or \.npy") as caught:
+    def test_a_folder_without_data_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "notes.txt").write_text("no data")
+        with pytest.raises(UsageError, match=r"no \.npz or \.npy files, and no images") as caught:
             open_samples(tmp_path, TEXT)
         assert "ids/, mask/" in caught.value.hint
 

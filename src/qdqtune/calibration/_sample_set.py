@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from qdqtune._image_config import ImageConfig
 from qdqtune.calibration._array_files import (
     StoredArray,
     memory_array,
@@ -32,6 +33,9 @@ from qdqtune.calibration._expected_inputs import (
     left_over,
     look_at,
 )
+from qdqtune.calibration._file_listing import listed, listed_in_turns, natural
+from qdqtune.calibration._image_files import IMAGE_SUFFIXES, image_batch
+from qdqtune.calibration._image_preprocessing import image_preprocessing
 from qdqtune.calibration._random_inputs import Feeds
 from qdqtune.calibration._user_code import UserFunction, find_function
 from qdqtune.engines._worker_environment import read_arrays, write_arrays
@@ -80,10 +84,19 @@ class _Reader:
 
     Args:
         inputs: The model's inputs.
+        images: How images are prepared.
+        model: The model's file, if it has one.
     """
 
-    def __init__(self, inputs: Sequence[ExpectedInput]) -> None:
+    def __init__(
+        self,
+        inputs: Sequence[ExpectedInput],
+        images: ImageConfig | None = None,
+        model: Path | None = None,
+    ) -> None:
         self._inputs = inputs
+        self._images = images or ImageConfig()
+        self._model = model
         self._names = [each.name for each in inputs]
         self._said: set[str] = set()
 
@@ -117,12 +130,15 @@ class _Reader:
         Raises:
             UsageError: If there are none, or they do not fit the model.
         """
+        if path.suffix in IMAGE_SUFFIXES:
+            yield from self._of_images(path, [path])
+            return
         if not path.is_dir():
             yield self._of_file(path)
             return
-        files = _listed(path, *_ARRAY_SUFFIXES)
+        files = listed(path, *_ARRAY_SUFFIXES)
         folders = {name: path / re.sub(r"[/\\:]", "_", name) for name in self._names}
-        test_sets = sorted(path.glob(_TEST_SETS), key=_natural) or [path]
+        test_sets = sorted(path.glob(_TEST_SETS), key=natural) or [path]
         if files:
             others = sum(1 for file in path.iterdir() if file.is_file()) - len(files)
             if others:
@@ -130,11 +146,13 @@ class _Reader:
             yield from map(self._of_file, files)
         elif any(folder.is_dir() for folder in folders.values()):
             yield from self._of_columns(path, folders)
-        elif any(_listed(folder, ".pb") for folder in test_sets):
+        elif any(listed(folder, ".pb") for folder in test_sets):
             yield from map(self._of_test_set, test_sets)
+        elif images := listed_in_turns(path, *IMAGE_SUFFIXES):
+            yield from self._of_images(path, images)
         else:
             raise UsageError(
-                f"The folder {path} holds no .npz or .npy files.",
+                f"The folder {path} holds no .npz or .npy files, and no images.",
                 "Put samples into it, or for several inputs one folder of .npy files each: "
                 f"{', '.join(folder.name + '/' for folder in folders.values())}.",
             )
@@ -231,7 +249,7 @@ class _Reader:
 
     def _of_columns(self, path: Path, folders: Mapping[str, Path]) -> Iterator[_Table]:
         """Yield tables from one folder per input; files at the same position belong together."""
-        columns = {name: _listed(folder, ".npy") for name, folder in folders.items()}
+        columns = {name: listed(folder, ".npy") for name, folder in folders.items()}
         if len({len(files) for files in columns.values()}) != 1:
             found = ", ".join(f"{len(columns[name])} in {folders[name].name}/" for name in columns)
             raise UsageError(
@@ -241,6 +259,22 @@ class _Reader:
         for files in zip(*columns.values(), strict=True):
             arrays = dict(zip(columns, map(numpy_file, files), strict=True))
             yield self._table(" and ".join(map(str, files)), arrays)
+
+    def _of_images(self, path: Path, images: Sequence[Path]) -> Iterator[_Table]:
+        """Yield a table for every batch of images."""
+        how = image_preprocessing(self._inputs, self._images, self._model)
+        spare = len(images) % how.batch
+        if spare == len(images):
+            raise UsageError(
+                f"{path} has {spare} image{'s' * (spare != 1)}, but the model takes {how.batch} at "
+                "once.",
+                "Give more images, or fix the model's batch later: qdqtune shapes.",
+            )
+        if spare:
+            self._warn(f"the last {spare} images don't fill a batch of {how.batch}: left out")
+        for start in range(0, len(images) - spare, how.batch):
+            stored = image_batch(images[start : start + how.batch], how)
+            yield self._table(stored.label, {self._names[0]: stored})
 
     def _of_test_set(self, folder: Path) -> _Table:
         """Read ONNX's own test data: tensors in the order of the inputs."""
@@ -265,19 +299,6 @@ def _array(where: str, name: str, value: Any) -> Array:
             "Give numpy arrays of numbers.",
         )
     return array
-
-
-def _listed(folder: Path, *suffixes: str) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    files = (file for file in folder.iterdir() if file.suffix in suffixes and file.is_file())
-    return sorted((file for file in files if not file.name.startswith(".")), key=_natural)
-
-
-def _natural(path: Path) -> list[tuple[int, str]]:
-    """A sort key that puts sample2 before sample10."""
-    parts = re.split(r"(\d+)", path.name)
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 class SampleSet:
@@ -341,7 +362,12 @@ class SampleSet:
 
 
 def open_samples(
-    source: Any, inputs: Sequence[ExpectedInput], *, limit: int | None = None
+    source: Any,
+    inputs: Sequence[ExpectedInput],
+    *,
+    limit: int | None = None,
+    images: ImageConfig | None = None,
+    model: Path | None = None,
 ) -> SampleSet:
     """Open calibration data, and check what can be checked without reading all of it.
 
@@ -349,11 +375,14 @@ def open_samples(
     checked as it is read.
 
     Args:
-        source: An `.npz` or `.npy` file, a folder of them, `module:function` or `file.py:function`;
-            or a Python object: arrays, an iterable, a function without arguments, or a reader with
-            `get_next()`. Samples that can be iterated over only once are kept in temporary files.
+        source: An `.npz` or `.npy` file, an image, a folder of either, `module:function` or
+            `file.py:function`; or a Python object: arrays, an iterable, a function without
+            arguments, or a reader with `get_next()`. Samples that can be iterated over only once
+            are kept in temporary files.
         inputs: The model's inputs.
         limit: Maximum number of samples.
+        images: How images are prepared.
+        model: The model's file, which a preprocessor file may lie beside.
 
     Raises:
         UsageError: If the data does not fit the model.
@@ -364,7 +393,7 @@ def open_samples(
         )
     if limit is not None and limit < 1:
         raise UsageError(f"The model can't be run on {limit} samples.", "Take at least one.")
-    reader = _Reader(inputs)
+    reader = _Reader(inputs, images, model)
     if isinstance(source, (str, os.PathLike)) and not _names_function(os.fspath(source)):
         tables = list(_enough(reader.tables_in(_existing(Path(source))), limit))
         count = sum(table.samples for table in tables)
@@ -427,7 +456,7 @@ def _existing(path: Path) -> Path:
         return path
     beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
     close = difflib.get_close_matches(path.name, beside, n=1)
-    hint = "Give an .npz or .npy file, a folder of them, or a function: loader.py:samples."
+    hint = "Give an .npz or .npy file, a folder of them or of images, or loader.py:samples."
     if close:
         hint = f"Did you mean {path.with_name(close[0])}?"
     raise UsageError(f"There is no file or folder {path}.", hint)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from qdqtune._image_config import ImageConfig
 from qdqtune.config import DEFAULT_MIN_SQNR_DB
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._reference_engine import reference_worker
@@ -225,6 +226,7 @@ def measure_error(
     inputs: InputRequest,
     data: Any = None,
     samples: int | None = None,
+    images: ImageConfig | None = None,
     in_float32: bool = False,
     enough_db: float = math.inf,
 ) -> MeasuredError:
@@ -238,6 +240,7 @@ def measure_error(
         inputs: Shapes; ranges and seed of random inputs, as in the run.
         data: The user's data; None for random inputs.
         samples: Maximum number of samples from it.
+        images: How images in it are prepared.
         in_float32: Whether half-precision floats of the baseline are computed in float32.
         enough_db: An SQNR from which on there is no second measurement with every op as written.
 
@@ -246,7 +249,7 @@ def measure_error(
     """
     source = open_source(baseline, float_types=() if in_float32 else None)
     candidate = load_model(model)
-    provider = sample_provider(source, inputs, data, samples)
+    provider = sample_provider(source, inputs, data, samples, images)
     own = engine if engine and has_own_kernels(engine, options.engine_options) else None
     outputs = {value.name for value in candidate.graph.outputs}
     missing = tuple(

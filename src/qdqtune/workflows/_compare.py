@@ -177,7 +177,9 @@ def _samples(
         replace(each, dims=known.shapes.get(each.name, each.dims))
         for each in expected_inputs(model)
     ]
-    found = open_samples(config.data, expected, limit=limit or _MOST_SAMPLES)
+    found = open_samples(
+        config.data, expected, limit=limit or _MOST_SAMPLES, images=config, model=original.path
+    )
     return CalibrationSource.DATA, lambda: found, found.describe
 
 

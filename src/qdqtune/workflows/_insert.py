@@ -93,7 +93,9 @@ def insert(
         reporter.tell("model", f"reading and folding {path.name}")
         source = open_source(path, least_opset, config.float_type)
         check_method(config.range_method, data)
-        provider = sample_provider(source, config.input_request, data, config.calibration_samples)
+        provider = sample_provider(
+            source, config.input_request, data, config.calibration_samples, config
+        )
         with TemporaryFolder(target.parent) as folder:
             insertion = _Insertion(config, source, provider, engine, dialect, reporter)
             quantized, report = insertion.run(folder)

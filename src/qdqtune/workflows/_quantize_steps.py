@@ -114,8 +114,9 @@ def quantize_by_rules(request: QuantizeRequest, path: Path, room: Path) -> Quant
             optimize=config.optimize, float_types=dialect.float_types,
         )  # fmt: skip
         provider = sample_provider(
-            source, config.input_request, config.calibration_data, config.calibration_samples
-        )
+            source, config.input_request, config.calibration_data, config.calibration_samples,
+            config,
+        )  # fmt: skip
     speaker = engine_of_dialect(dialect, request.engine, request.options.engine_options)
     own = request.options if speaker == request.engine else None
     with reference_worker() as worker, open_kernels(speaker, worker, own) as kernels:

@@ -14,6 +14,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from qdqtune._image_config import ImageConfig
 from qdqtune._version import __version__
 from qdqtune.calibration._expected_inputs import expected_inputs
 from qdqtune.calibration._instrumentation import (
@@ -107,7 +108,11 @@ class SampleProvider:
 
 
 def sample_provider(
-    source: Source, request: InputRequest, data: Any, limit: int | None
+    source: Source,
+    request: InputRequest,
+    data: Any,
+    limit: int | None,
+    images: ImageConfig | None = None,
 ) -> SampleProvider:
     """Return a provider of a model's inputs.
 
@@ -117,6 +122,7 @@ def sample_provider(
         data: Calibration data, in any form that `qdqtune.calibration._sample_set.open_samples`
             accepts; None for random inputs.
         limit: Maximum number of samples from the data.
+        images: How images in the data are prepared.
 
     Raises:
         UsageError: If the data does not fit the model, a limit is given without data, or neither
@@ -141,7 +147,9 @@ def sample_provider(
             CalibrationSource.RANDOM,
             lambda: f"{_RANDOM_SAMPLES} random samples",
         )
-    samples = open_samples(data, expected_inputs(source.model), limit=limit)
+    samples = open_samples(
+        data, expected_inputs(source.model), limit=limit, images=images, model=source.path
+    )
     shapes = {name: tuple(array.shape) for name, array in samples.first.items()}
     check_runs(source.model, shapes)
     return SampleProvider(

@@ -211,6 +211,7 @@ class _Verification:
                 inputs=inputs if inputs.ranges else replace(inputs, ranges=claim.ranges),
                 data=data,
                 samples=self.config.calibration_samples,
+                images=self.config,
                 in_float32=claim.tuned_in_float32,
                 enough_db=(claim.sqnr_db or 0.0) - OTHER_DB,
             )  # fmt: skip
@@ -290,6 +291,7 @@ class _Verification:
             ("--calibration_samples", [config.calibration_samples]),
         ):
             yield from ((flag, str(value)) for value in values if value is not None)
+        yield from config.image_flags()
 
 
 def _shape(name: str, shape: tuple[int | None, ...]) -> str:

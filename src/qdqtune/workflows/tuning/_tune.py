@@ -285,7 +285,7 @@ def _samples(request: TuneRequest, source: Source) -> tuple[SampleProvider, Sess
     timed = timed_request(source.model, config.input_request, least, most)
     provider = sample_provider(
         source, replace(timed, seed=config.seed), config.calibration_data,
-        config.calibration_samples,
+        config.calibration_samples, config,
     )  # fmt: skip
     with_ranges = options_with_ranges(
         options.engine_options, request.engine, source.model, provider.shapes, least, most
