@@ -186,6 +186,8 @@ class DetailsGatherer:
     def _sqnr_db(self, accuracy: ChoiceAccuracy, spend: _Allowance) -> dict[str, float]:
         """Measure the error of whole-model placements and of the fastest candidates."""
         seeds = [state for state in self.evaluator.problem.seeds.values() if state]
+        # What the engine refused is not built again.
+        seeds = [s for s in seeds if not self.evaluator.candidate_of(s).failure]
         fastest = self.evaluator.fastest_first()
         states = dict.fromkeys([self.outcome.state, *seeds, *fastest[:_MOST_EVALUATED]])
         found = {}
