@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +22,20 @@ from qdqtune.qdq._op_units import canonical
 from qdqtune.qdq._read_back import read
 from qdqtune.records._errors import UsageError
 from qdqtune.records._inputs import InputRequest
-from qdqtune.records._tuning import BY_LAYERS, BY_TOTAL, TuneEvent, TuneResult
+from qdqtune.records._tuning import (
+    BY_LAYERS,
+    BY_TOTAL,
+    SchemeTimes,
+    SubgraphTimes,
+    TuneEvent,
+    TuneResult,
+)
 from qdqtune.search.strategies._strategy import Effort
-from qdqtune.search.subgraphs._quantizable_groups import DYNAMIC
+from qdqtune.search.subgraphs._quantizable_groups import DYNAMIC, Content, QuantizableGroup
+from qdqtune.testing.simulated import QUIET
+from qdqtune.workflows.tuning import _layer_groups, _modes
 from qdqtune.workflows.tuning._folder import LOCK
+from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache
 from qdqtune.workflows.tuning._time_budget import PRESETS, TimeBudget
 from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
@@ -194,7 +205,7 @@ def test_without_validation_only_the_raw_assembly_is_built(model: Path, tmp_path
 def test_a_budget_that_is_over_among_the_subgraphs_still_leads_to_a_model(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TimeBudget, "has_time_for", lambda budget, seconds: False)
+    monkeypatch.setattr(TimeBudget, "subgraphs_s", lambda budget, candidates: 0.0)
     result = simulated(model, tmp_path / "run", budget_s=3600.0)
     assert result.summary.stopped == "budget"
     assert not cached(tmp_path / "run")["phase_2"]["complete"]
@@ -202,6 +213,65 @@ def test_a_budget_that_is_over_among_the_subgraphs_still_leads_to_a_model(
     assert result.model.exists()
     # What rules and the like say needs no subgraphs.
     assert 1 <= result.summary.benchmarks <= len(result.summary.seeds)
+
+
+def test_groups_of_one_compiled_part_take_what_their_own_float_builds_take(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With builds that take long, too, where the times of layers serve otherwise."""
+    monkeypatch.setattr(_modes, "_SLOW_BUILD_S", 0.0)
+    told = simulated(model, tmp_path / "told", engine_options=QUIET)
+    monkeypatch.setattr(
+        _layer_groups, "shared_layers", lambda groups, layers: ["part"] * len(groups)
+    )
+    shared = simulated(model, tmp_path / "shared", engine_options=QUIET)
+    more = shared.summary.subgraph_benchmarks - told.summary.subgraph_benchmarks
+    assert more == len(chunks_of(tmp_path / "shared"))
+    groups = cached(tmp_path / "shared")["phase_1"]["groups"]
+    assert {group["part"] for group in groups} == {"part"}
+    assert not any("part" in group for group in cached(tmp_path / "told")["phase_1"]["groups"])
+    again = simulated(model, tmp_path / "shared", engine_options=QUIET)
+    assert (again.summary.subgraph_benchmarks, again.summary.benchmarks) == (0, 0)
+
+
+@pytest.mark.parametrize(("whole_ms", "expected"), [(2.0, 0.5), (12.0, 1.0)])
+def test_what_a_shared_layer_takes_is_divided_by_what_its_groups_take_alone(
+    tmp_path: Path, whole_ms: float, expected: float
+) -> None:
+    """As far as its time goes; more than they take together is the rest's."""
+    cache = SubgraphCache(tmp_path / "cache.json", {})
+    nodes = [("a",), ("b",), ("c",), ("norm",)]
+    times = [0.0, whole_ms, 5.0, 0.0]
+    cache.keep_groups(list(zip(nodes, times, strict=True)), ["part", "part", "", "part"], 0)
+    alone = [SubgraphTimes("k", BY_LAYERS, (SchemeTimes("none", ms, ms),)) for ms in (3.0, 1.0)]
+    content = Content("k", ("a",), (), ())
+    units = [
+        QuantizableGroup(0, 0, content, alone[0]),
+        QuantizableGroup(1, 1, content, alone[1]),
+        QuantizableGroup(2, 1, content, alone[1]),
+    ]
+    found = _modes._float_times(units, SubgraphCache(tmp_path / "cache.json", {}))
+    assert found.unit_ms == {0: 3.0 * expected, 1: 1.0 * expected, 2: 5.0}
+    assert found.rest_ms == pytest.approx(whole_ms - 4.0 * expected)
+
+
+@pytest.mark.parametrize("timed", [0.2, 0.9])
+def test_the_placement_that_is_most_likely_to_win_is_tried_first(timed: float) -> None:
+    seeds = {name: frozenset({n}) for n, name in enumerate(["raw", "everything", "rules"])}
+    order = list(_modes._likeliest_first(seeds, timed))
+    likely = ["raw", "rules"] if timed > 0.5 else ["rules", "raw"]
+    assert order == [*likely, "everything"]
+    assert list(_modes._likeliest_first({"raw": frozenset({0})}, timed)) == ["raw"]
+
+
+def test_the_plan_is_told_before_the_first_subgraph(model: Path, tmp_path: Path) -> None:
+    events: list[TuneEvent] = []
+    settings = {"engine_options": QUIET, "budget_s": 3600.0, "callbacks": [events.append]}
+    simulated(model, tmp_path / "run", **settings)
+    stages = [event.stage for event in events]
+    assert stages.index("plan") < stages.index("subgraphs")
+    told = events[stages.index("plan")].message
+    assert re.fullmatch(r"\d+ subgraphs about [\d.]+ s; \d+ whole models about .+", told), told
 
 
 @pytest.fixture

@@ -34,6 +34,8 @@ class SubgraphCache:
     Attributes:
         groups: Names of the nodes of each fusion group, with the milliseconds it takes in the float
             model; None while unknown.
+        parts: Of each group, the name of the layer whose time it shares with other groups, so that
+            its own time is a guess; empty if it has one of its own.
         structural: Number of groups that no engine layer reported.
         subgraphs: Times by key.
         is_profiled: Whether phase 2 is complete.
@@ -46,6 +48,7 @@ class SubgraphCache:
     def __init__(self, path: Path, header: Mapping[str, Any], told_by: str = "") -> None:
         self.path = path
         self.groups: list[tuple[tuple[str, ...], float]] | None = None
+        self.parts: list[str] = []
         self.structural = 0
         self.subgraphs: dict[str, SubgraphTimes] = {}
         self.is_profiled = False
@@ -57,9 +60,14 @@ class SubgraphCache:
         self._details: dict[str, Any] = {}
         self._read()
 
-    def keep_groups(self, groups: Sequence[tuple[tuple[str, ...], float]], structural: int) -> None:
+    def keep_groups(
+        self,
+        groups: Sequence[tuple[tuple[str, ...], float]],
+        parts: Sequence[str],
+        structural: int,
+    ) -> None:
         """Store the fusion groups."""
-        self.groups, self.structural = list(groups), structural
+        self.groups, self.parts, self.structural = list(groups), list(parts), structural
         self._write()
 
     def keep_build_s(self, build_s: float) -> float:
@@ -109,7 +117,10 @@ class SubgraphCache:
             "phase_1": {
                 "told_by": self._told_by,
                 "structural": self.structural,
-                "groups": [{"nodes": list(n), "ms": ms} for n, ms in self.groups or ()],
+                "groups": [
+                    {"nodes": list(nodes), "ms": ms, **({"part": part} if part else {})}
+                    for (nodes, ms), part in zip(self.groups or (), self.parts, strict=True)
+                ],
             },
             "phase_2": {
                 "complete": self.is_profiled,
@@ -167,6 +178,7 @@ class SubgraphCache:
         return known | {
             "structural": int(first["structural"]),
             "groups": groups or None,
+            "parts": [str(g.get("part", "")) for g in first["groups"]],
             "is_profiled": bool(second["complete"]),
             "batches": [Batch.from_dict(each) for each in third["batches"]],
             "seen": {

@@ -55,6 +55,7 @@ from qdqtune.workflows._sample_provider import shape_arguments
 from qdqtune.workflows.tuning._folder import SUBGRAPHS
 from qdqtune.workflows.tuning._run_records import TuningRun
 from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache
+from qdqtune.workflows.tuning._subgraph_plan import make_plan
 
 _IR_VERSION = 9
 # Limit for the memory of subgraph inputs at a time.
@@ -100,12 +101,16 @@ class SubgraphProfiler:
         self._store = WeightStore(self.run.folder / SUBGRAPHS, keep_index=True)
         self._conversions: dict[tuple[ir.DataType, tuple[int, ...]], float] = {}
 
-    def profile_all(self, subgraphs: Sequence[Subgraph], *, measure_float: bool) -> str:
+    def profile_all(
+        self, subgraphs: Sequence[Subgraph], candidates: int, *, measure_float: bool
+    ) -> str:
         """Time every subgraph that is not known yet, those with the largest share first.
 
         Args:
             subgraphs: All of them.
+            candidates: Whole models that the search may try afterwards.
             measure_float: Whether to also time float forms alone whose time in the model is known.
+                Those of groups that share a layer are always timed.
 
         Returns:
             Why it ended, in the summary's terms.
@@ -115,18 +120,24 @@ class SubgraphProfiler:
         missing = [subgraph for subgraph in subgraphs if not self._is_known(subgraph)]
         missing.sort(key=lambda subgraph: -self._share_ms(subgraph))
         known = len(subgraphs) - len(missing)
+        forms_s = _PART_OF_EFFORT * self.run.request.preset.seconds[Effort.SCREEN]
+        plan = make_plan(self.run.budget, missing, len(self.index.nodes), forms_s, candidates)
+        if missing:
+            reporter.tell("plan", str(plan), known=known, planned=len(subgraphs))
         reporter.search_begins()
-        longest_s = 0.0
+        spent_s, longest_s = 0.0, plan.subgraphs_s / max(1, len(missing))
         try:
             for done, (subgraph, values) in enumerate(self._with_values(missing), 1):
-                if not self.run.budget.has_time_for(longest_s):
+                if spent_s + longest_s > plan.limit_s:
                     return BY_BUDGET
                 began = time.monotonic()
                 float_ms = self._share_ms(subgraph) / len(subgraph.groups)
-                is_told = float_ms and not measure_float
+                is_told = float_ms and not measure_float and not self._shares_layer(subgraph)
                 times = self.profile(subgraph, values, float_ms if is_told else None)
                 cache.keep_subgraph(times)
-                longest_s = max(longest_s, time.monotonic() - began)
+                took_s = time.monotonic() - began
+                spent_s += took_s
+                longest_s = max(longest_s if done > 1 else 0.0, took_s)  # the first was a guess
                 reporter.tell(
                     "subgraphs", self._told(subgraph, times), benchmarks=done, known=known,
                     planned=len(subgraphs),
@@ -298,6 +309,9 @@ class SubgraphProfiler:
     def _share_ms(self, subgraph: Subgraph) -> float:
         assert self.cache.groups is not None
         return sum(self.cache.groups[number][1] for number in subgraph.groups)
+
+    def _shares_layer(self, subgraph: Subgraph) -> bool:
+        return any(self.cache.parts[number] for number in subgraph.groups)
 
     def _details(self, subgraph: Subgraph) -> dict[str, Any]:
         """Return human-readable details of a subgraph."""
