@@ -42,6 +42,8 @@ class SubgraphCache:
         seen: Observed costs of whole models, by the key of their placement, with the meaning of the
             unit numbers.
         build_s: Seconds that the first build of the float model took.
+        large_ms: Milliseconds of a large product, to tell which times can't be; 0 if it was not
+            timed, None while unknown.
         batches: The trials of phase 3 so far.
     """
 
@@ -54,6 +56,7 @@ class SubgraphCache:
         self.is_profiled = False
         self.seen: dict[str, tuple[str, ObservedCosts]] = {}
         self.build_s: float | None = None
+        self.large_ms: float | None = None
         self.batches: list[Batch] = []
         self._told_by = told_by
         self._header = dict(header)
@@ -76,6 +79,11 @@ class SubgraphCache:
             self.build_s = build_s
             self._write()
         return self.build_s
+
+    def keep_large_ms(self, large_ms: float) -> None:
+        """Store the duration of a large product."""
+        self.large_ms = large_ms
+        self._write()
 
     def describe(self, details: Mapping[str, Mapping[str, Any]]) -> None:
         """Add human-readable details of subgraphs, by key, to be written with their times."""
@@ -124,6 +132,7 @@ class SubgraphCache:
             },
             "phase_2": {
                 "complete": self.is_profiled,
+                "large_ms": self.large_ms,
                 "pieces": [
                     {**times.to_dict(), "details": self._details.get(key, {})}
                     for key, times in self.subgraphs.items()
@@ -169,6 +178,7 @@ class SubgraphCache:
         times = map(SubgraphTimes.from_dict, second["pieces"])
         known = {
             "build_s": None if body["build_s"] is None else checked_ms(body["build_s"]),
+            "large_ms": None if (ms := second.get("large_ms")) is None else checked_ms(ms),
             "subgraphs": {each.key: each for each in times},
             "_details": details,
         }

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -56,6 +57,7 @@ from qdqtune.workflows.tuning._folder import SUBGRAPHS
 from qdqtune.workflows.tuning._run_records import TuningRun
 from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache
 from qdqtune.workflows.tuning._subgraph_plan import make_plan
+from qdqtune.workflows.tuning._throughput import SIZE, large_product, least_ms, multiply_adds
 
 _IR_VERSION = 9
 # Limit for the memory of subgraph inputs at a time.
@@ -67,6 +69,8 @@ _FEWEST_ROUNDS = 6
 # Conversions measured alone may cost more than inside a subgraph.
 _LEAST_INSIDE = 0.05
 _MUCH_UNTOLD = 0.7
+# In which a large product is timed: those that GPUs have fast units for.
+_PRODUCT_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _NOT_IN_NAMES = re.compile(r"\W+")
 
 
@@ -133,6 +137,7 @@ class SubgraphProfiler:
                 began = time.monotonic()
                 float_ms = self._share_ms(subgraph) / len(subgraph.groups)
                 is_told = float_ms and not measure_float and not self._shares_layer(subgraph)
+                is_told = is_told and float_ms >= self._least_ms(subgraph.content)
                 times = self.profile(subgraph, values, float_ms if is_told else None)
                 cache.keep_subgraph(times)
                 took_s = time.monotonic() - began
@@ -196,7 +201,7 @@ class SubgraphProfiler:
         if has_layers:
             _add_untold(split, measured)
         times += (
-            _times(scheme, measured[n], split.get(n), content)
+            self._checked(_times(scheme, measured[n], split.get(n), content), content)
             for n, (scheme, _, _) in enumerate(forms)
         )
         how = BY_LAYERS if has_layers else BY_TOTAL
@@ -273,6 +278,50 @@ class SubgraphProfiler:
             more_ms = both.latency_ms - plain.latency_ms if plain.ok and both.ok else 0.0
             self._conversions[kind] = max(0.0, more_ms / 2)
         return self._conversions[kind]
+
+    def _checked(self, times: SchemeTimes, content: Content) -> SchemeTimes:
+        """Refuse a time that the products in a subgraph can't be computed in."""
+        least_ms = self._least_ms(content, quantized=times.scheme != NONE)
+        if times.error is not None or times.inside_ms >= least_ms:
+            return times
+        self.failed += 1
+        told = (
+            f"{times.inside_ms:.4f} ms can't be: the engine's fastest product would take at least "
+            f"{least_ms:.4f} ms"
+        )
+        return SchemeTimes(times.scheme, error=told)
+
+    def _least_ms(self, content: Content, *, quantized: bool = False) -> float:
+        """Return the least milliseconds of a subgraph's products; 0 if nothing is known."""
+        work = multiply_adds(self.index, content.nodes)
+        return least_ms(work, self._large_ms, quantized=quantized) if work else 0.0
+
+    @cached_property
+    def _large_ms(self) -> float:
+        """The milliseconds of a large product, which only a GPU computes in no time."""
+        cache = self.cache
+        if cache.large_ms is None:
+            is_fast = registry.entry(self.run.request.engine).keeps_builds
+            cache.keep_large_ms(self._time_large_product() if is_fast else 0.0)
+        return cache.large_ms or 0.0
+
+    def _time_large_product(self) -> float:
+        index = self.inserter.base.index
+        floats = (index.dtype(value.name or "") for value in index.model.graph.outputs)
+        dtype = next((t for t in floats if t in _PRODUCT_TYPES), ir.DataType.FLOAT)
+        path = self.run.folder / SUBGRAPHS / f"large_product_{dtype.name.lower()}.onnx"
+        with replacing(path, durable=False) as file:
+            model = large_product(dtype, index.model.opset_imports[""])
+            file.write(model.SerializeToString())
+        values = np.linspace(-1.0, 1.0, SIZE * SIZE).reshape(SIZE, SIZE).astype(dtype.numpy())
+        feeds = self._feeds("large_product", {"a": values, "b": values})
+        layers: dict[int, list[LayerTime]] = {}
+        (measured,) = self._time([path], feeds, layers.__setitem__)
+        feeds.path.unlink(missing_ok=True)
+        if not measured.ok:
+            return 0.0
+        longest_ms = max((layer.ms for layer in layers.get(0, ())), default=0.0)
+        return longest_ms or measured.latency_ms  # without copies of inputs and outputs
 
     def _is_known(self, subgraph: Subgraph) -> bool:
         """Whether an earlier run timed a subgraph, with a time for each of its borders."""
