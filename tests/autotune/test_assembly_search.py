@@ -99,6 +99,7 @@ def play(
     layers: Callable[[State], ObservedCosts] | None = None,
     noise: random.Random | None = None,
     refused: Callable[[State], bool] = lambda _: False,
+    named: Callable[[State], Sequence[str]] = lambda _: (),
 ) -> Played:
     """Answer everything that a search asks.
 
@@ -113,6 +114,7 @@ def play(
         layers: What the engine tells of a candidate's layers, if it does.
         noise: Makes scores wrong by about 1 %, as they say.
         refused: What the engine does not take.
+        named: The ops that it then says it has no kernel for.
     """
     space, choices = products() if predicted.borderless_ms else chain()
     given = {"raw": assemble(predicted), "everything": space.everything} if seeds is None else seeds
@@ -137,7 +139,7 @@ def play(
 
     def score(reference: State, state: State) -> Score:
         if refused(state):
-            return Score.failed("the engine would not take it")
+            return Score.failed("the engine would not take it", named(state))
         gain = math.log(truth(reference) / truth(state))
         return Score(gain, 0.001) if noise is None else Score(gain + noise.gauss(0, 0.01), 0.01)
 
@@ -307,6 +309,47 @@ def test_what_fails_is_never_kept_and_the_rest_is_still_found(bad: int) -> None:
     played = play(truth, truth.total_ms, benchmarks=30, refused=lambda state: bad in state)
     assert bad not in played.search.best
     assert len(played.search.best) >= UNITS // 2
+
+
+@pytest.mark.parametrize("bad", [{3}, {0, 5}])
+def test_what_the_engine_names_stays_float_and_the_rest_is_tried_at_once(bad: set[int]) -> None:
+    """One cause after the other: no part of what failed has to be tried to find it."""
+    truth = costs([4.0] * UNITS)
+    played = play(
+        truth, truth.total_ms, frugal=True,
+        refused=lambda state: bool(bad & state),
+        named=lambda state: [f"n{2 * min(bad & state)}"],
+    )  # fmt: skip
+    rest = frozenset(range(UNITS)) - bad
+    assert played.search.best == rest
+    assert played.asked == 1 + len(bad)
+    assert [batch.stage for batch in played.search.batches][-1] == (
+        "raw without what has no kernel"
+    )
+
+
+def test_what_other_choices_were_built_with_is_not_to_blame() -> None:
+    """The layer that is named may be most of the model."""
+    truth = costs([4.0] * UNITS)
+    ruled = frozenset(range(UNITS - 2))
+    everything = frozenset(range(UNITS))
+    played = play(
+        truth, truth.total_ms, {"everything": everything, "rules": ruled, "less": ruled - {0}},
+        refused=lambda state: UNITS - 1 in state,
+        named=lambda _: [f"n{2 * number}" for number in range(UNITS)],
+    )  # fmt: skip
+    asked = [state for trial in played.trials for state in trial.candidates]
+    assert asked == [everything, ruled, ruled - {0}]  # what is left of everything is the rules
+    assert played.search.best == ruled
+
+
+def test_where_all_of_it_is_named_nothing_is_tried_again() -> None:
+    truth = costs([4.0] * UNITS)
+    played = play(
+        truth, truth.total_ms, frugal=True, refused=bool,
+        named=lambda _: [f"n{2 * number}" for number in range(UNITS)],
+    )  # fmt: skip
+    assert (played.search.best, played.search.refused) == (NOTHING, NOTHING)
 
 
 def test_without_validation_only_the_seeds_are_asked_about() -> None:

@@ -136,6 +136,31 @@ def test_what_fails_is_never_the_incumbent(chain):
     assert told.search.gain > 0.0
 
 
+@pytest.mark.parametrize("strategy", ["local_search", "bayesian"])
+def test_ops_that_the_engine_names_stay_float(chain, strategy):
+    """The seeds are tried again without them, and nothing is asked about that has them."""
+    space = chain.space
+    spoiled = max(space.everything, key=lambda number: space.potential[number])
+    names = space.groups[spoiled].nodes[:1]
+
+    def answer(trial: Trial, state: State) -> Score:
+        if spoiled in state:
+            return Score.failed("there is no kernel", names)
+        return truth(chain)(trial, state)
+
+    task = SearchTask(space, {"everything": space.everything}, Limits(benchmarks=40), 0)
+    search = make_strategy(task, strategy)
+    asked: list[State] = []
+    for trial in search.trials():
+        asked += trial.candidates
+        search.tell(trial, [answer(trial, state) for state in trial.candidates])
+    like = space.like_ops(names)
+    assert spoiled in like
+    assert space.key(asked[1]) == space.key(space.everything - like)
+    assert not any(like & state for state in asked[1:])
+    assert search.gain > 0.0
+
+
 def test_an_empty_space_is_searched_at_once(chain):
     told = play(Space(chain.space.planner, [], {}), {"all": NOTHING}, refuse)
     assert (told.trials, told.search.best, told.search.asked) == ([], NOTHING, 0)

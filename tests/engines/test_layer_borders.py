@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from tests.conftest import model_from_text
 from tests.cutting import Cut, cut, cut_zoo, layers_of
@@ -15,6 +16,8 @@ from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._worker import Worker
 from qdqtune.engines.layers._latency import Borders, split_at_borders
+from qdqtune.engines.tensorrt._layer_info import read_layer_info
+from qdqtune.engines.tensorrt._layer_naming import layer_times_of
 from qdqtune.graph._index import GraphIndex
 from qdqtune.records._measurement import LayerTime
 from qdqtune.search.subgraphs._quantizable_groups import placement_inside
@@ -189,3 +192,18 @@ def test_a_real_engine_shows_where_it_converts(
     assert "x" in found[True].conversion_ms
     # Whatever it takes, the Conv is not among what borders cost.
     assert all(each.inside_ms > 0.0 for each in found.values())
+
+
+@pytest.mark.parametrize(("model", "layers", "inside"), [("encoder", 3, 1), ("resnet18", 59, 57)])
+def test_reformats_of_real_inputs_and_outputs_are_no_work(
+    model: str, layers: int, inside: int
+) -> None:
+    """TensorRT 8.6 reads and writes float32, and computes in float16: each layer takes 1 ms."""
+    folder = Path(__file__).parents[1] / "data" / "tensorrt" / "trt860_h200"
+    listed = read_layer_info(folder / f"{model}.fp16.graph.json")
+    file = folder / f"{model}.onnx"
+    times = layer_times_of(str(file), listed, [(each.name, 1.0) for each in listed])
+    index = GraphIndex(ir.from_proto(onnx.load(file, load_external_data=False)))
+    found = split_at_borders(index, times, ["x"], ["y"])
+    assert len(times) == layers
+    assert found == Borders(float(inside), {}, {"x": 1.0, "y": 1.0})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -206,6 +207,23 @@ def test_builds_that_are_kept_are_paid_once() -> None:
     assert kept.noise_check_s + kept.least_s < kept.left_s()
     assert rebuilt.noise_check_s + rebuilt.least_s > rebuilt.left_s()
     assert rebuilt.noise_check_s == rebuilt.trial_s(1, Effort.SCREEN)
+
+
+def test_subgraphs_leave_time_for_whole_models() -> None:
+    """All that are wanted if they take less than half, half of them else, but always one."""
+    left = [math.inf]
+    budget = TimeBudget(lambda: left[0], PRESETS["quick"].within(600.0), 600.0)
+    budget.saw_baseline(30.0, 1.2, again_s=2.0)
+    assert budget.subgraphs_s(12) == math.inf
+    left[0] = 10_000.0
+    assert budget.subgraphs_s(12) == left[0] - budget.end_s() - budget.trial_s(12, Effort.CONFIRM)
+    left[0] = 500.0
+    room_s = left[0] - budget.end_s()
+    assert budget.subgraphs_s(12) == pytest.approx(room_s / 2)
+    left[0] = budget.end_s() + 1.5 * budget.trial_s(1, Effort.CONFIRM)
+    assert budget.subgraphs_s(12) == pytest.approx(0.5 * budget.trial_s(1, Effort.CONFIRM))
+    left[0] = budget.end_s()
+    assert budget.subgraphs_s(12) < 0.0
 
 
 @pytest.mark.parametrize("seconds", [10.0, 60.0, 3600.0])

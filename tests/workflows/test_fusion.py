@@ -7,17 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from qdqtune import zoo
+from qdqtune.graph._index import GraphIndex
 from qdqtune.records._errors import EngineError, ModelError, QdqtuneError, UsageError
 from qdqtune.records._inputs import InputRequest
-from qdqtune.records._layers import GroupRecord, GroupsRecord, MappedLayer
-from qdqtune.records._measurement import EngineInfo
+from qdqtune.records._layers import NAMED, GroupRecord, GroupsRecord, MappedLayer
+from qdqtune.records._measurement import EngineInfo, LayerTime
 from qdqtune.report._inspection import groups_text
-from qdqtune.search.subgraphs._fusion_groups import FusionGroup
+from qdqtune.search.subgraphs._fusion_groups import FusionGroup, fusion_groups
 from qdqtune.workflows._inspect import groups_of
-from qdqtune.workflows.tuning._layer_groups import spent_by_group
+from qdqtune.workflows.tuning._layer_groups import layers_in_file, shared_layers, spent_by_group
 from tests.conftest import model_from_text
 
 DATA = Path(__file__).parents[1] / "data" / "tensorrt" / "rtx171"
@@ -265,3 +267,30 @@ def test_the_json_form() -> None:
     assert value["total_ms"] == 4.0
     assert value["groups"][1]["op_types"] == ["Mul"] * 7
     assert replace(RECORD, engine=None).to_dict()["engine"] is None
+
+
+def test_groups_of_one_compiled_part_share_its_time() -> None:
+    layers = [
+        MappedLayer(name, "", ms, "", (node,), how=NAMED)
+        for name, ms, node in (("part#0", 3.0, "a"), ("part#1", 1.0, "b"), ("conv", 2.0, "c"),
+                               ("idle#0", 0.0, "d"), ("idle#1", 0.0, "e"))
+    ]  # fmt: skip
+    groups = [FusionGroup(n, (layer.nodes[0],), (n,)) for n, layer in enumerate(layers)]
+    groups.append(FusionGroup(5, ("f",)))
+    assert shared_layers(groups, layers) == ["part", "part", "", "", "", ""]
+
+
+def test_all_groups_of_a_real_encoder_share_the_time_of_the_whole() -> None:
+    """TensorRT 8.6 compiles it as one layer."""
+    folder = DATA.parent / "trt860_h200"
+    proto = onnx.load(folder / "encoder.onnx", load_external_data=False)
+    index = GraphIndex(ir.from_proto(proto))
+    name = "{ForeignNode[layers.0.n1.weight...(Unnamed Layer* 460) [Normalization]]}"
+    layers = layers_in_file(index, folder / "encoder.fp16.graph.json", [LayerTime(name, "", 0.8)])
+    assert layers is not None
+    groups = fusion_groups(index, layers)
+    parts = shared_layers(groups, layers)
+    assert parts.count(name) > 20
+    assert set(parts) <= {name, ""}
+    timed = [ms for ms, part in zip(spent_by_group(groups, layers), parts, strict=True) if part]
+    assert sum(timed) == pytest.approx(0.8)

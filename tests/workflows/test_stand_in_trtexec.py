@@ -150,6 +150,34 @@ def test_subgraph_mode_writes_the_layers_and_continues_with_them(
 
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.slow
+@pytest.mark.parametrize("workflow", ["subgraph", "region"])
+def test_an_op_without_an_integer_kernel_stays_float(
+    large_model: Path, tmp_path: Path, sure: str, workflow: str,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Only whole models show it: alone, each op has one. A resumed run knows it."""
+    monkeypatch.setenv("STAND_IN_TRT_VERSION", "8.6.1")
+    monkeypatch.setenv("STAND_IN_TRT_NO_INT8", "n2")
+    run = tmp_path / "run"
+    result, again = (
+        tune(
+            large_model, engine="trtexec", preset=sure, output_dir=run, workflow=workflow,
+            inputs=InputRequest(shapes(2, 64, 32)), max_benchmarks=3,
+        )
+        for _ in range(2)
+    )  # fmt: skip
+    lines = [json.loads(line) for line in (run / "measurements.jsonl").read_text().splitlines()]
+    failed = [line for line in lines if line["kind"] == "measurement" and line["failure"]]
+    assert failed
+    assert all(line["refused"] == ["n2", "n3"] for line in failed)
+    assert len(failed) == result.summary.failed < result.summary.benchmarks
+    assert not any("can't be evaluated" in record.message for record in caplog.records)
+    assert again.summary.benchmarks == 0
+    assert (again.summary.batches, again.summary.speedup > 0) == (result.summary.batches, True)
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.slow
 def test_region_mode_on_a_weakly_typed_version(
     large_model: Path, tmp_path: Path, calls: Path, sure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

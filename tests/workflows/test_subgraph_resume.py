@@ -234,7 +234,7 @@ FULL_CACHE: tuple[SubgraphTimes, ObservedCosts, Batch] = (
 def filled(path: Path, header: dict[str, Any]) -> SubgraphCache:
     cache = SubgraphCache(path, header)
     times, seen, batch = FULL_CACHE
-    cache.keep_groups([(("a", "b"), 1.5), (("c",), 0.0)], 1)
+    cache.keep_groups([(("a", "b"), 1.5), (("c",), 0.0)], ["part", ""], 1)
     cache.describe({"k": {"nodes": ["a", "b"]}})
     cache.keep_subgraph(times)
     cache.keep_profiled()

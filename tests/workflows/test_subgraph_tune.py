@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +22,21 @@ from qdqtune.qdq._op_units import canonical
 from qdqtune.qdq._read_back import read
 from qdqtune.records._errors import UsageError
 from qdqtune.records._inputs import InputRequest
-from qdqtune.records._tuning import BY_LAYERS, BY_TOTAL, TuneEvent, TuneResult
+from qdqtune.records._tuning import (
+    BY_LAYERS,
+    BY_TOTAL,
+    SchemeTimes,
+    SubgraphTimes,
+    TuneEvent,
+    TuneResult,
+)
 from qdqtune.search.strategies._strategy import Effort
-from qdqtune.search.subgraphs._quantizable_groups import DYNAMIC
+from qdqtune.search.subgraphs._quantizable_groups import DYNAMIC, Content, QuantizableGroup
+from qdqtune.testing.simulated import QUIET
+from qdqtune.workflows.tuning import _layer_groups, _modes, _subgraph_profiler
 from qdqtune.workflows.tuning._folder import LOCK
+from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache
+from qdqtune.workflows.tuning._throughput import SIZE, least_ms, multiply_adds
 from qdqtune.workflows.tuning._time_budget import PRESETS, TimeBudget
 from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
@@ -194,7 +206,7 @@ def test_without_validation_only_the_raw_assembly_is_built(model: Path, tmp_path
 def test_a_budget_that_is_over_among_the_subgraphs_still_leads_to_a_model(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TimeBudget, "has_time_for", lambda budget, seconds: False)
+    monkeypatch.setattr(TimeBudget, "subgraphs_s", lambda budget, candidates: 0.0)
     result = simulated(model, tmp_path / "run", budget_s=3600.0)
     assert result.summary.stopped == "budget"
     assert not cached(tmp_path / "run")["phase_2"]["complete"]
@@ -202,6 +214,65 @@ def test_a_budget_that_is_over_among_the_subgraphs_still_leads_to_a_model(
     assert result.model.exists()
     # What rules and the like say needs no subgraphs.
     assert 1 <= result.summary.benchmarks <= len(result.summary.seeds)
+
+
+def test_groups_of_one_compiled_part_take_what_their_own_float_builds_take(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With builds that take long, too, where the times of layers serve otherwise."""
+    monkeypatch.setattr(_modes, "_SLOW_BUILD_S", 0.0)
+    told = simulated(model, tmp_path / "told", engine_options=QUIET)
+    monkeypatch.setattr(
+        _layer_groups, "shared_layers", lambda groups, layers: ["part"] * len(groups)
+    )
+    shared = simulated(model, tmp_path / "shared", engine_options=QUIET)
+    more = shared.summary.subgraph_benchmarks - told.summary.subgraph_benchmarks
+    assert more == len(chunks_of(tmp_path / "shared"))
+    groups = cached(tmp_path / "shared")["phase_1"]["groups"]
+    assert {group["part"] for group in groups} == {"part"}
+    assert not any("part" in group for group in cached(tmp_path / "told")["phase_1"]["groups"])
+    again = simulated(model, tmp_path / "shared", engine_options=QUIET)
+    assert (again.summary.subgraph_benchmarks, again.summary.benchmarks) == (0, 0)
+
+
+@pytest.mark.parametrize(("whole_ms", "expected"), [(2.0, 0.5), (12.0, 1.0)])
+def test_what_a_shared_layer_takes_is_divided_by_what_its_groups_take_alone(
+    tmp_path: Path, whole_ms: float, expected: float
+) -> None:
+    """As far as its time goes; more than they take together is the rest's."""
+    cache = SubgraphCache(tmp_path / "cache.json", {})
+    nodes = [("a",), ("b",), ("c",), ("norm",)]
+    times = [0.0, whole_ms, 5.0, 0.0]
+    cache.keep_groups(list(zip(nodes, times, strict=True)), ["part", "part", "", "part"], 0)
+    alone = [SubgraphTimes("k", BY_LAYERS, (SchemeTimes("none", ms, ms),)) for ms in (3.0, 1.0)]
+    content = Content("k", ("a",), (), ())
+    units = [
+        QuantizableGroup(0, 0, content, alone[0]),
+        QuantizableGroup(1, 1, content, alone[1]),
+        QuantizableGroup(2, 1, content, alone[1]),
+    ]
+    found = _modes._float_times(units, SubgraphCache(tmp_path / "cache.json", {}))
+    assert found.unit_ms == {0: 3.0 * expected, 1: 1.0 * expected, 2: 5.0}
+    assert found.rest_ms == pytest.approx(whole_ms - 4.0 * expected)
+
+
+@pytest.mark.parametrize("timed", [0.2, 0.9])
+def test_the_placement_that_is_most_likely_to_win_is_tried_first(timed: float) -> None:
+    seeds = {name: frozenset({n}) for n, name in enumerate(["raw", "everything", "rules"])}
+    order = list(_modes._likeliest_first(seeds, timed))
+    likely = ["raw", "rules"] if timed > 0.5 else ["rules", "raw"]
+    assert order == [*likely, "everything"]
+    assert list(_modes._likeliest_first({"raw": frozenset({0})}, timed)) == ["raw"]
+
+
+def test_the_plan_is_told_before_the_first_subgraph(model: Path, tmp_path: Path) -> None:
+    events: list[TuneEvent] = []
+    settings = {"engine_options": QUIET, "budget_s": 3600.0, "callbacks": [events.append]}
+    simulated(model, tmp_path / "run", **settings)
+    stages = [event.stage for event in events]
+    assert stages.index("plan") < stages.index("subgraphs")
+    told = events[stages.index("plan")].message
+    assert re.fullmatch(r"\d+ subgraphs about [\d.]+ s; \d+ whole models about .+", told), told
 
 
 @pytest.fixture
@@ -391,3 +462,90 @@ def test_times_of_a_version_without_other_forms_are_enough(tmp_path: Path) -> No
     assert again.summary.subgraph_benchmarks == 0
     assert again.summary.subgraphs == first.summary.subgraphs
     assert not again.placement.dynamic
+
+
+TWO_PRODUCTS = """g (float[256,512] x) => (float[256,512] y) {
+    a = MatMul(x, w1)
+    b = Erf(a)
+    y = MatMul(b, w2)
+}"""
+# As fast as the profile says, less what starting a kernel takes.
+GPU = {**QUIET, "profile": "gpu"}
+
+
+@pytest.fixture
+def products(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    weights = {f"w{n}": rng.normal(size=(512, 512)).astype(np.float32) / 22 for n in (1, 2)}
+    onnx.save(model_from_text(TWO_PRODUCTS, **weights), tmp_path / "products.onnx")
+    return tmp_path / "products.onnx"
+
+
+@pytest.fixture
+def keeps_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulated engine is one that a large product is asked of; its builds take long."""
+    entry = registry.ENGINES["simulated"]
+    monkeypatch.setitem(registry.ENGINES, entry.name, replace(entry, keeps_builds=True))
+    monkeypatch.setattr(_modes, "_SLOW_BUILD_S", 0.0)
+
+
+@pytest.mark.usefixtures("keeps_builds")
+def test_a_float_time_that_products_can_not_take_is_measured_anew(
+    products: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = simulated(products, tmp_path / "usual", engine_options=GPU)
+    divided = _layer_groups.spent_by_group
+    monkeypatch.setattr(
+        _layer_groups, "spent_by_group",
+        lambda groups, layers: [1e-3 * ms for ms in divided(groups, layers)],
+    )  # fmt: skip
+    wrong = simulated(products, tmp_path / "wrong", engine_options=GPU)
+    more = wrong.summary.subgraph_benchmarks - usual.summary.subgraph_benchmarks
+    chunks = [chunk for chunk in chunks_of(tmp_path / "wrong") if len(chunk["forms"]) > 1]
+    assert more == len(chunks) > 0
+    assert all(chunk["forms"][0]["inside_ms"] > 1e-4 for chunk in chunks)
+    assert cached(tmp_path / "wrong")["phase_2"]["large_ms"] > 0.0
+
+
+@pytest.mark.usefixtures("keeps_builds")
+def test_a_quantized_time_that_products_can_not_take_is_refused(
+    products: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = _subgraph_profiler.split_at_borders
+    monkeypatch.setattr(
+        _subgraph_profiler, "split_at_borders",
+        lambda *args: replace(split(*args), inside_ms=1e-6),
+    )  # fmt: skip
+    simulated(products, tmp_path / "run", engine_options=GPU)
+    errors = [form.get("error") for chunk in chunks_of(tmp_path / "run") for form in chunk["forms"]]
+    assert any("the engine's fastest product would take at least" in (e or "") for e in errors)
+
+
+def test_engines_without_kept_builds_are_asked_for_no_large_product(
+    products: Path, tmp_path: Path
+) -> None:
+    simulated(products, tmp_path / "run", engine_options=GPU)
+    assert not cached(tmp_path / "run")["phase_2"]["large_ms"]
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "expected"),
+    [
+        ("MatMul(x, w)", ((2, 8, 4), (4, 16), (2, 8, 16)), 2 * 8 * 16 * 4),
+        ("Gemm(x, w)", ((8, 4), (4, 16), (8, 16)), 8 * 16 * 4),
+        ("Gemm<transA=1>(x, w)", ((4, 8), (4, 16), (8, 16)), 8 * 16 * 4),
+        ("Conv(x, w)", ((1, 4, 8, 8), (16, 4, 1, 1), (1, 16, 8, 8)), 0),
+        ("Add(x, w)", ((8, 4), (8, 4), (8, 4)), 0),
+    ],
+)
+def test_multiply_adds_of_products(
+    op: str, shapes: tuple[tuple[int, ...], ...], expected: int, tmp_path: Path
+) -> None:
+    read, made_of = (",".join(map(str, shapes[place])) for place in (0, 2))
+    text = f"g (float[{read}] x) => (float[{made_of}] y) {{ y = {op} }}"
+    made = cut(model_from_text(text, w=np.ones(shapes[1], np.float32)), tmp_path)
+    assert multiply_adds(made.index, made.index.node) == expected
+    large_ms = 0.2
+    least = least_ms(expected, large_ms, quantized=False)
+    assert least == pytest.approx(expected / SIZE**3 * large_ms / 1.5)
+    assert least_ms(expected, large_ms, quantized=True) == least / 2

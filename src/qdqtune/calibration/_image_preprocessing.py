@@ -104,7 +104,8 @@ def _image_input(
         raise UsageError(
             f"Images feed one input, but the model has {len(inputs)}: "
             f"{', '.join(each.name for each in inputs)}.",
-            "Prepare all of them in a function: loader.py:samples (docs/guides/calibration.md#code).",
+            "Prepare all of them in a function: loader.py:samples "
+            "(docs/guides/calibration.md#code).",
         )
     (one,) = inputs
     if one.dims is None or len(one.dims) != 4:

@@ -73,6 +73,8 @@ class EngineEntry:
             version.
         build_line_function: ``module:function`` that returns the command to build a model as it was
             measured; see `qdqtune.engines._registry.build_line`.
+        refusal_function: ``module:function`` that takes a model file and the message with which the
+            engine refused it, and returns the names of the ops that it has no kernel for.
         open_limit_s: Time to open a model after which it counts as hung.
         small_limit_s: The same for a model in one small file; None means `open_limit_s`.
         recorded_options: Options that may be taken from a run's record, with a pattern for their
@@ -105,6 +107,7 @@ class EngineEntry:
     arguments_option: str = ""
     version_function: str = ""
     build_line_function: str = ""
+    refusal_function: str = ""
     open_limit_s: float = 300.0
     small_limit_s: float | None = None
     recorded_options: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -135,6 +138,7 @@ _TENSORRT = EngineEntry(
     worker_class="qdqtune.engines.tensorrt._engine:TensorRtEngine",
     dialects=(DialectChoice("tensorrt-8", before_version=10), DialectChoice("tensorrt")),
     build_line_function="qdqtune.engines.tensorrt._trtexec_arguments:build_line",
+    refusal_function="qdqtune.engines.tensorrt._refusals:refused_nodes",
     runs_bfloat16=True,
     takes_plugins=True,
     has_timing_cache=True,

@@ -196,6 +196,18 @@ def build_line(
         return ""
 
 
+def refused_nodes(name: str, file: Path, message: str) -> tuple[str, ...]:
+    """Return the ops for which an engine has no kernel, as far as its message names them.
+
+    Args:
+        name: The engine.
+        file: The model that it refused.
+        message: Why.
+    """
+    function = entry(name).refusal_function
+    return tuple(pkgutil.resolve_name(function)(str(file), message)) if function else ()
+
+
 def _first_usable() -> str:
     for name in _AUTO_ORDER:
         if available(name).usable and _starts(name):

@@ -205,6 +205,19 @@ class Space:
             if found[group.form].issuperset(group.nodes)
         )
 
+    def like_ops(self, names: Collection[str]) -> State:
+        """The groups with any of these ops, and those that play the same part in like regions."""
+        parts = {
+            (group.pattern, group.role, group.form)
+            for group in self.groups
+            if not set(names).isdisjoint(group.nodes)
+        }
+        return frozenset(
+            number
+            for number, group in enumerate(self.groups)
+            if (group.pattern, group.role, group.form) in parts
+        )
+
     def closed(self, state: State) -> State:
         """A choice with all groups that it quantizes on the way, and without those it doesn't.
 

@@ -295,6 +295,19 @@ def test_a_layer_of_several_units_is_divided_by_what_they_weigh(tmp_path: Path) 
     assert unknown.unit_ms == {LEFT: 4.0, RIGHT: 4.0}
 
 
+def test_a_layer_of_units_that_are_compiled_together_tells_nothing_of_each(tmp_path: Path) -> None:
+    made, _ = fork(tmp_path)
+    layers = [
+        LayerTime("both", "Myelin", 8.0, origins=("n2", "n3")),
+        LayerTime("alone", "Conv", 2.0, origins=("n0",)),
+    ]
+    unit_of = {f"n{n}": n for n in range(4)}
+    seen = look_at(made.index, layers, unit_of, frozenset(), compiled=[FIRST, LEFT, RIGHT])
+    assert (seen.unit_ms, seen.rest_ms) == ({FIRST: 2.0}, 8.0)
+    divided = look_at(made.index, layers, unit_of, frozenset(), compiled=[LEFT])
+    assert divided.unit_ms == {FIRST: 2.0, LEFT: 4.0, RIGHT: 4.0}
+
+
 def test_who_quantizes_at_run_time_shares_what_that_costs(tmp_path: Path) -> None:
     text = """g (float[8,8] x) => (float[8,8] y, float[8,8] z) {
         y = MatMul(x, v)

@@ -40,6 +40,7 @@ from qdqtune.search.subgraphs._choices import Choices
 SCHEMES = "schemes"
 BATCHES = "batches"
 DOUBTS = "doubts"
+WITHOUT_REFUSED = "{} without what has no kernel"
 _LAST = "against the best seed"
 
 # What a flip must have, in standard errors, to be tried again, and to be taken.
@@ -163,8 +164,10 @@ class AssemblySearch(SteppedStrategy):
                 states.setdefault(state, name)
         scores = yield from self._scores(NOTHING, states, Effort.CONFIRM, SEEDS)
         self._take_best_seed(scores)
+        self._fixed.update((number, False) for number in self._choices.units(self.refused))
         for state, score in scores.items():
-            self._note(states[state], NOTHING, state, score, self._costs,
+            name = states.get(state) or WITHOUT_REFUSED.format(states[self.spared[state]])
+            self._note(name, NOTHING, state, score, self._costs,
                        accepted=state == self.best)  # fmt: skip
 
     def _use_schemes(self) -> Steps:

@@ -170,7 +170,7 @@ class LocalSearch(SteppedStrategy):
             before = self.best
             candidates: dict[State, State] = {}
             for one in sets[start : start + size]:
-                for flip in (one & self.best, one - self.best):
+                for flip in (one & self.best, one - self.best - self.refused):
                     if flip:
                         candidates.setdefault(self.space.switched(self.best, flip), flip)
             scores = yield from self._scores(self.best, candidates, Effort.SCREEN, stage)
@@ -232,5 +232,6 @@ class LocalSearch(SteppedStrategy):
         asked, own = list(states), self.space.key(reference)
         reserve = 0 if stage in (SEEDS, *_LAST) else _RESERVED
         yield from self._compare(reference, asked, effort, stage, reserve)
+        asked += self.spared if stage == SEEDS else ()
         keys = {state: (own, self.space.key(state), effort) for state in asked}
         return {state: self._known[key] for state, key in keys.items() if key in self._known}

@@ -21,6 +21,9 @@ NOTHING: State = frozenset()
 
 _LARGEST_GAIN = 100.0
 
+# Causes for which the seeds are refused, one behind the other, until what is left is given up.
+_MOST_CAUSES = 3
+
 
 class Effort(Enum):
     """How long a comparison may take: a few rounds sort out, more decide."""
@@ -54,16 +57,23 @@ class Score:
         gain: Logarithm of reference over candidate latency: above 0 where the candidate is faster.
         error: Standard error of it.
         failure: Why the candidate could not be timed; None when it was.
+        refused: Names of the ops that the engine has no kernel for, if it names any.
     """
 
     gain: float
     error: float
     failure: str | None = None
+    refused: tuple[str, ...] = ()
 
     @classmethod
-    def failed(cls, why: str) -> Score:
-        """The score of a candidate that the engine would not take."""
-        return cls(-math.inf, 0.0, why)
+    def failed(cls, why: str, refused: Sequence[str] = ()) -> Score:
+        """The score of a candidate that the engine would not take.
+
+        Args:
+            why: What it said.
+            refused: The ops that this is about, if it names any.
+        """
+        return cls(-math.inf, 0.0, why, tuple(refused))
 
     @property
     def certainty(self) -> float:
@@ -206,6 +216,8 @@ class SteppedStrategy(SearchStrategy):
         space: What can be chosen.
         limits: How much it may do.
         asked: Candidates that were asked about.
+        refused: Groups that stay float, as the engine has no kernel for them.
+        spared: Seeds that were tried again without such groups, by what was left of them.
     """
 
     def __init__(self, task: SearchTask) -> None:
@@ -213,6 +225,8 @@ class SteppedStrategy(SearchStrategy):
         self.space = task.space
         self.limits = task.limits
         self.asked = 0
+        self.refused: State = NOTHING
+        self.spared: dict[State, State] = {}
         self._seeds = list(dict.fromkeys(map(task.space.closed, task.seeds.values())))
         self._best_seed: tuple[State, float] = (NOTHING, 0.0)
         self._known: dict[tuple[str, str, Effort], Score] = {}
@@ -272,7 +286,8 @@ class SteppedStrategy(SearchStrategy):
     def _is_new(self, reference: State, state: State, effort: Effort) -> bool:
         """Whether a comparison would tell anything that is not known."""
         own, key = self.space.key(reference), self.space.key(state)
-        return key != own and (own, key, effort) not in self._known
+        is_known = key == own or (own, key, effort) in self._known
+        return not is_known and self.refused.isdisjoint(state)
 
     def _compare(
         self,
@@ -290,7 +305,22 @@ class SteppedStrategy(SearchStrategy):
             effort: How well it has to be known.
             stage: What the search is at.
             reserve: Candidates that are left for later.
+
+        Returns:
+            Scores by state; where seeds were refused, also those of what was left of them.
         """
+        found = yield from self._ask_once(reference, states, effort, stage, reserve)
+        if stage == SEEDS:
+            waiting = found
+            for _ in range(_MOST_CAUSES):
+                again = self._spare(waiting, found)
+                waiting = yield from self._ask_once(reference, again, effort, stage, reserve)
+                found = {**found, **waiting}
+        return found
+
+    def _ask_once(
+        self, reference: State, states: Iterable[State], effort: Effort, stage: str, reserve: int
+    ) -> Stepping[dict[State, Score]]:
         wanted: dict[str, State] = {}
         for state in states:
             if self._is_new(reference, state, effort):
@@ -311,6 +341,27 @@ class SteppedStrategy(SearchStrategy):
         for state, score in found.items():
             self._known[own, self.space.key(state), effort] = score
         return found
+
+    def _spare(self, new: Mapping[State, Score], found: Mapping[State, Score]) -> list[State]:
+        """What is left of refused choices without the groups that the engine has no kernel for.
+
+        Of the groups in a layer without a kernel, those are to blame that are in no choice that was
+        built: a layer may be most of a model.
+
+        Args:
+            new: Scores of which no failure was looked at yet.
+            found: All scores.
+        """
+        built = NOTHING.union(*(state for state in found if found[state].failure is None))
+        failed = [state for state, score in new.items() if score.refused]
+        for state in failed:
+            blamed = (self.space.like_ops(new[state].refused) & state) - built
+            if blamed != state:
+                self.refused |= blamed
+        left = {state - self.refused: state for state in failed if not self.refused >= state}
+        new_seeds = {rest: state for rest, state in left.items() if rest != state}
+        self.spared.update((rest, self.spared.get(s, s)) for rest, s in new_seeds.items())
+        return list(new_seeds)
 
     def _scores(
         self, reference: State, states: Iterable[State], effort: Effort, stage: str

@@ -337,6 +337,7 @@ def look_at(
     quantized: frozenset[int],
     otherwise: frozenset[int] = frozenset(),
     weights: Sequence[float] = (),
+    compiled: Collection[int] = (),
 ) -> ObservedCosts:
     """Add up the times of a model's layers by what they are for.
 
@@ -347,8 +348,11 @@ def look_at(
         quantized: Units of which anything is quantized in it, by the numbers of their forms.
         otherwise: Those that are so in another way than by their scheme.
         weights: By which a layer is divided among several units; equally without.
+        compiled: Units that the engine compiles with others: a layer with several of them tells
+            nothing of each, and is counted with the rest.
     """
     times: dict[int, float] = {}
+    untold: set[int] = set()
     conversions: dict[str, dict[str, float]] = {QUANTIZE: {}, DEQUANTIZE: {}}
     rest_ms = 0.0
     homes = _homes(index, unit_of)
@@ -359,10 +363,14 @@ def look_at(
             spent[tensor] = spent.get(tensor, 0.0) + layer.ms
             continue
         shares = _shares(index, layer, homes, weights)
-        if not shares:
+        is_shared = len(shares) > 1 and shares.keys() <= set(compiled)
+        if is_shared or not shares:
             rest_ms += layer.ms
+            untold.update(shares)
+            continue
         for unit, share in shares.items():
             times[unit] = times.get(unit, 0.0) + layer.ms * share
+    times = {unit: ms for unit, ms in times.items() if unit not in untold}
     return ObservedCosts(
         quantized, times, rest_ms, conversions[QUANTIZE], conversions[DEQUANTIZE], otherwise
     )

@@ -144,7 +144,7 @@ class Measurements:
             return
         self._unsure[key] += 1
         if not body.get("unsure") or self._unsure[key] >= _ASSUMED:
-            self._scores[key] = Score.failed(body["failure"])
+            self._scores[key] = Score.failed(body["failure"], body.get("refused", ()))
 
 
 class Journal(Measurements):
@@ -274,6 +274,7 @@ class Journal(Measurements):
                 "gain": None if score.failure is not None else score.gain,
                 "error": score.error,
                 "failure": score.failure,
+                **({"refused": list(score.refused)} if score.refused else {}),
                 **details,
             }
         )

@@ -125,7 +125,8 @@ def find_engine_groups(
         spent = spent_by_group(groups, layers)
         structural = sum(group.is_structural for group in groups)
         nodes = (group.nodes for group in groups)
-        cache.keep_groups(list(zip(nodes, spent, strict=True)), structural)
+        parts = shared_layers(groups, layers)
+        cache.keep_groups(list(zip(nodes, spent, strict=True)), parts, structural)
     assert cache.groups is not None
     run.reporter.tell(
         "groups",
@@ -208,6 +209,24 @@ def spent_by_group(groups: Sequence[FusionGroup], layers: Sequence[MappedLayer])
         for place, nodes in shares:
             spent[place] += layer.ms * (nodes / whole if whole else 1 / len(shares))
     return spent
+
+
+def shared_layers(groups: Sequence[FusionGroup], layers: Sequence[MappedLayer]) -> list[str]:
+    """Return the layer that each group shares with others, the longest; empty where it has its own.
+
+    A part that was compiled as a whole has one time for everything in it.
+    """
+    names = [_SUBLAYER.sub("", layer.name) for layer in layers]
+    holders: defaultdict[str, set[int]] = defaultdict(set)
+    for place, group in enumerate(groups):
+        for number in group.layers:
+            holders[names[number]].add(place)
+    found = []
+    for group in groups:
+        shared = [n for n in group.layers if len(holders[names[n]]) > 1 and layers[n].ms > 0.0]
+        longest = max(shared, key=lambda number: layers[number].ms, default=None)
+        found.append(names[longest] if longest is not None else "")
+    return found
 
 
 def check_mentions(

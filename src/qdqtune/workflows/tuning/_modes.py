@@ -32,6 +32,7 @@ from qdqtune.search.subgraphs._assembly import ObservedCosts, assemble_closed, c
 from qdqtune.search.subgraphs._choices import Choices, make_choices
 from qdqtune.search.subgraphs._fusion_groups import FusionGroup
 from qdqtune.search.subgraphs._quantizable_groups import (
+    RULES,
     QuantizableGroup,
     Subgraph,
     find_subgraphs,
@@ -125,6 +126,8 @@ NOT_TRIED = ("weighted ops", "weighted ops and what is between")
 # Where a model takes longer to build, builds are saved: what a subgraph costs as float is what it
 # was seen to cost in the float model, and only gains that are worth a build are tried.
 _SLOW_BUILD_S = 10.0
+# With less of the latency in subgraphs that were timed, the rules are tried before the assembly.
+_MUCH_TIMED = 0.5
 
 
 @dataclass(frozen=True)
@@ -200,7 +203,9 @@ class AssemblyProblem(SearchProblem):
         real = space.closed(state)
         quantized, otherwise = units.choices.units(real), units.choices.otherwise(real)
         weights = [units.plain.unit_ms.get(n, 0.0) for n in range(len(units.units))]
-        seen = look_at(index, layers, units.of_node, quantized, otherwise, weights)
+        parts = self.cache.parts
+        compiled = {n for n, unit in enumerate(units.units) if parts[unit.group]}
+        seen = look_at(index, layers, units.of_node, quantized, otherwise, weights, compiled)
         self.cache.keep_seen(space.key(state), seen, units.stamp)
 
     def tell(self, trial: Trial, scores: Sequence[Score]) -> None:
@@ -236,7 +241,7 @@ def subgraph_problem(run: TuningRun, baseline: Baseline, calibration: Calibratio
             profiler = SubgraphProfiler(
                 run, cache, calibration.inserter, planner, index, dims, ranges
             )
-            stopped = profiler.profile_all(subgraphs, measure_float=not is_slow)
+            stopped = profiler.profile_all(subgraphs, _most(run), measure_float=not is_slow)
             done = replace(
                 done, benchmarks=profiler.benchmarks, failed=profiler.failed, stopped=stopped
             )
@@ -248,7 +253,8 @@ def subgraph_problem(run: TuningRun, baseline: Baseline, calibration: Calibratio
             done = replace(done, why_nothing=_why_no_unit(subgraphs, cache))
             if any(cache.subgraphs.get(subgraph.key) for subgraph in subgraphs):
                 return _problem_without_subgraphs(run, calibration, done)
-        return _assembly_problem(run, calibration, cache, units, done, is_slow=is_slow)
+        timed = _timed_share(subgraphs, cache)
+        return _assembly_problem(run, calibration, cache, units, done, timed, is_slow=is_slow)
     except KeyboardInterrupt:
         space = Space(planner, (), {})
         done = replace(done, stopped=INTERRUPTED)
@@ -261,6 +267,7 @@ def _assembly_problem(
     cache: SubgraphCache,
     units: Units,
     done: Preparation,
+    timed: float,
     *,
     is_slow: bool,
 ) -> SearchProblem:
@@ -274,7 +281,7 @@ def _assembly_problem(
 
     raw = choices.state(assemble_closed(costs, closed))
     others = _seeds(run, calibration, space) if config.incremental_validation else {}
-    seeds = {RAW: raw, **others}
+    seeds = _likeliest_first({RAW: raw, **others}, timed)
     _write_raw(run, inserter, space.placement(raw))
     alike: dict[int, set[int]] = {}
     for number, unit in enumerate(units.units):
@@ -282,8 +289,7 @@ def _assembly_problem(
             numbers = (number, number + len(units.units))
             found = {n for n in numbers if choices.of_unit[n]}
             alike.setdefault(unit.subgraph, set()).update(found)
-    most = config.max_benchmarks
-    limits = Limits(benchmarks=run.request.preset.assemblies if most is None else most)
+    limits = Limits(benchmarks=_most(run))
     task = SubgraphTask(
         space, seeds, limits, config.seed, choices=choices, costs=costs,
         alike=[frozenset(part) for part in alike.values()],
@@ -297,6 +303,32 @@ def _assembly_problem(
         space=space, strategy=strategy, seeds=seeds, preparation=done, units=units,
         inserter=inserter, cache=cache,
     )  # fmt: skip
+
+
+def _timed_share(subgraphs: Sequence[Subgraph], cache: SubgraphCache) -> float:
+    """The part of the latency of what can be quantized that is in subgraphs that were timed."""
+    assert cache.groups is not None
+    spent = {each.key: sum(cache.groups[n][1] for n in each.groups) for each in subgraphs}
+    known = sum(ms for key, ms in spent.items() if key in cache.subgraphs)
+    return known / sum(spent.values()) if any(spent.values()) else 1.0
+
+
+def _most(run: TuningRun) -> int:
+    """How many whole models may be tried."""
+    most = run.request.config.max_benchmarks
+    return run.request.preset.assemblies if most is None else most
+
+
+def _likeliest_first(seeds: Mapping[str, State], timed: float) -> dict[str, State]:
+    """The assemblies in the order in which they are tried, should time not allow all.
+
+    Args:
+        seeds: The assemblies, by name.
+        timed: The part of the latency of what can be quantized that is in subgraphs that were
+            timed. With the larger part unknown, the rules know more.
+    """
+    first = (RAW, RULES) if timed >= _MUCH_TIMED else (RULES, RAW)
+    return {name: seeds[name] for name in (*first, *seeds) if name in seeds}
 
 
 def _problem_without_subgraphs(
@@ -349,10 +381,25 @@ def _shape_ranges(run: TuningRun, base: PreparedModel) -> dict[str, Shapes]:
 
 
 def _float_times(units: Sequence[QuantizableGroup], cache: SubgraphCache) -> ObservedCosts:
-    """The float model's times by unit."""
+    """The float model's times by unit.
+
+    Of a layer that several groups share, each has what it takes alone, as far as the layer's time
+    goes; what is left is the rest's.
+    """
     assert cache.groups is not None
     times = [ms for _, ms in cache.groups]
-    of_units = {number: times[unit.group] for number, unit in enumerate(units)}
+    shared: dict[str, float] = {}
+    alone: dict[str, float] = {}
+    for part, ms in zip(cache.parts, times, strict=True):
+        shared[part] = shared.get(part, 0.0) + ms
+    for unit in units:
+        part = cache.parts[unit.group]
+        alone[part] = alone.get(part, 0.0) + unit.as_float.inside_ms
+    of_units = {}
+    for number, unit in enumerate(units):
+        part, own_ms = cache.parts[unit.group], unit.as_float.inside_ms
+        scale = min(1.0, shared[part] / alone[part]) if alone[part] else 0.0
+        of_units[number] = own_ms * scale if part else times[unit.group]
     return ObservedCosts(frozenset(), of_units, sum(times) - sum(of_units.values()))
 
 

@@ -187,6 +187,8 @@ class DetailsGatherer:
     ) -> dict[str, float]:
         """Measure the error of whole-model placements and of the fastest candidates."""
         seeds = [state for state in self.evaluator.problem.seeds.values() if state]
+        # What the engine refused is not built again.
+        seeds = [s for s in seeds if not self.evaluator.candidate_of(s).failure]
         fastest = self.evaluator.fastest_first()
         states = dict.fromkeys([self.outcome.state, *seeds, *fastest[:_MOST_EVALUATED]])
         found, skipped = dict[str, float](), 0

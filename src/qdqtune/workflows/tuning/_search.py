@@ -37,6 +37,7 @@ from qdqtune.workflows.tuning._time_budget import TOLD_AHEAD_S
 _logger = logging.getLogger(__name__)
 
 _FLOAT: State = frozenset()
+_MOST_NAMED = 4
 NO_TIME = "there was no time for it"
 """Why a candidate has no score."""
 
@@ -282,7 +283,12 @@ class _TrialRun:
         """Record a failure at once, so that a resumed run does not repeat it."""
         self._skip = 0
         if model > 0:
-            self._keep(self._states[model - 1], Score.failed(error), unsure=not refused)
+            evaluator, state = self._evaluator, self._states[model - 1]
+            engine, file = evaluator.run.request.engine, evaluator.file_of(state)
+            ops = registry.refused_nodes(engine, file, error) if refused else ()
+            if ops:
+                _logger.warning("%s has no kernel for %s: %s", file.name, _few(ops), error)
+            self._keep(state, Score.failed(error, ops), unsure=not refused)
 
     def _score(self, states: Sequence[State], measured: Mapping[State, Measurement]) -> None:
         """Compute scores from all rounds that these candidates ran in together."""
@@ -464,6 +470,11 @@ def _tell(evaluator: CandidateEvaluator, trial: Trial, message: str) -> None:
         speedup=speedup_of(strategy.gain),
         rest_s=run.budget.end_s(),
     )
+
+
+def _few(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _candidates(count: int) -> str:

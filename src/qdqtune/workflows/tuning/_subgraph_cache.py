@@ -34,32 +34,43 @@ class SubgraphCache:
     Attributes:
         groups: Names of the nodes of each fusion group, with the milliseconds it takes in the float
             model; None while unknown.
+        parts: Of each group, the name of the layer whose time it shares with other groups, so that
+            its own time is a guess; empty if it has one of its own.
         structural: Number of groups that no engine layer reported.
         subgraphs: Times by key.
         is_profiled: Whether phase 2 is complete.
         seen: Observed costs of whole models, by the key of their placement, with the meaning of the
             unit numbers.
         build_s: Seconds that the first build of the float model took.
+        large_ms: Milliseconds of a large product, to tell which times can't be; 0 if it was not
+            timed, None while unknown.
         batches: The trials of phase 3 so far.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any], told_by: str = "") -> None:
         self.path = path
         self.groups: list[tuple[tuple[str, ...], float]] | None = None
+        self.parts: list[str] = []
         self.structural = 0
         self.subgraphs: dict[str, SubgraphTimes] = {}
         self.is_profiled = False
         self.seen: dict[str, tuple[str, ObservedCosts]] = {}
         self.build_s: float | None = None
+        self.large_ms: float | None = None
         self.batches: list[Batch] = []
         self._told_by = told_by
         self._header = dict(header)
         self._details: dict[str, Any] = {}
         self._read()
 
-    def keep_groups(self, groups: Sequence[tuple[tuple[str, ...], float]], structural: int) -> None:
+    def keep_groups(
+        self,
+        groups: Sequence[tuple[tuple[str, ...], float]],
+        parts: Sequence[str],
+        structural: int,
+    ) -> None:
         """Store the fusion groups."""
-        self.groups, self.structural = list(groups), structural
+        self.groups, self.parts, self.structural = list(groups), list(parts), structural
         self._write()
 
     def keep_build_s(self, build_s: float) -> float:
@@ -68,6 +79,11 @@ class SubgraphCache:
             self.build_s = build_s
             self._write()
         return self.build_s
+
+    def keep_large_ms(self, large_ms: float) -> None:
+        """Store the duration of a large product."""
+        self.large_ms = large_ms
+        self._write()
 
     def describe(self, details: Mapping[str, Mapping[str, Any]]) -> None:
         """Add human-readable details of subgraphs, by key, to be written with their times."""
@@ -109,10 +125,14 @@ class SubgraphCache:
             "phase_1": {
                 "told_by": self._told_by,
                 "structural": self.structural,
-                "groups": [{"nodes": list(n), "ms": ms} for n, ms in self.groups or ()],
+                "groups": [
+                    {"nodes": list(nodes), "ms": ms, **({"part": part} if part else {})}
+                    for (nodes, ms), part in zip(self.groups or (), self.parts, strict=True)
+                ],
             },
             "phase_2": {
                 "complete": self.is_profiled,
+                "large_ms": self.large_ms,
                 "pieces": [
                     {**times.to_dict(), "details": self._details.get(key, {})}
                     for key, times in self.subgraphs.items()
@@ -158,6 +178,7 @@ class SubgraphCache:
         times = map(SubgraphTimes.from_dict, second["pieces"])
         known = {
             "build_s": None if body["build_s"] is None else checked_ms(body["build_s"]),
+            "large_ms": None if (ms := second.get("large_ms")) is None else checked_ms(ms),
             "subgraphs": {each.key: each for each in times},
             "_details": details,
         }
@@ -167,6 +188,7 @@ class SubgraphCache:
         return known | {
             "structural": int(first["structural"]),
             "groups": groups or None,
+            "parts": [str(g.get("part", "")) for g in first["groups"]],
             "is_profiled": bool(second["complete"]),
             "batches": [Batch.from_dict(each) for each in third["batches"]],
             "seen": {

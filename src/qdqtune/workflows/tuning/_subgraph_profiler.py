@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -55,6 +56,8 @@ from qdqtune.workflows._sample_provider import shape_arguments
 from qdqtune.workflows.tuning._folder import SUBGRAPHS
 from qdqtune.workflows.tuning._run_records import TuningRun
 from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache
+from qdqtune.workflows.tuning._subgraph_plan import make_plan
+from qdqtune.workflows.tuning._throughput import SIZE, large_product, least_ms, multiply_adds
 
 _IR_VERSION = 9
 # Limit for the memory of subgraph inputs at a time.
@@ -66,6 +69,8 @@ _FEWEST_ROUNDS = 6
 # Conversions measured alone may cost more than inside a subgraph.
 _LEAST_INSIDE = 0.05
 _MUCH_UNTOLD = 0.7
+# In which a large product is timed: those that GPUs have fast units for.
+_PRODUCT_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _NOT_IN_NAMES = re.compile(r"\W+")
 
 
@@ -100,12 +105,16 @@ class SubgraphProfiler:
         self._store = WeightStore(self.run.folder / SUBGRAPHS, keep_index=True)
         self._conversions: dict[tuple[ir.DataType, tuple[int, ...]], float] = {}
 
-    def profile_all(self, subgraphs: Sequence[Subgraph], *, measure_float: bool) -> str:
+    def profile_all(
+        self, subgraphs: Sequence[Subgraph], candidates: int, *, measure_float: bool
+    ) -> str:
         """Time every subgraph that is not known yet, those with the largest share first.
 
         Args:
             subgraphs: All of them.
+            candidates: Whole models that the search may try afterwards.
             measure_float: Whether to also time float forms alone whose time in the model is known.
+                Those of groups that share a layer are always timed.
 
         Returns:
             Why it ended, in the summary's terms.
@@ -115,18 +124,25 @@ class SubgraphProfiler:
         missing = [subgraph for subgraph in subgraphs if not self._is_known(subgraph)]
         missing.sort(key=lambda subgraph: -self._share_ms(subgraph))
         known = len(subgraphs) - len(missing)
+        forms_s = _PART_OF_EFFORT * self.run.request.preset.seconds[Effort.SCREEN]
+        plan = make_plan(self.run.budget, missing, len(self.index.nodes), forms_s, candidates)
+        if missing:
+            reporter.tell("plan", str(plan), known=known, planned=len(subgraphs))
         reporter.search_begins()
-        longest_s = 0.0
+        spent_s, longest_s = 0.0, plan.subgraphs_s / max(1, len(missing))
         try:
             for done, (subgraph, values) in enumerate(self._with_values(missing), 1):
-                if not self.run.budget.has_time_for(longest_s):
+                if spent_s + longest_s > plan.limit_s:
                     return BY_BUDGET
                 began = time.monotonic()
                 float_ms = self._share_ms(subgraph) / len(subgraph.groups)
-                is_told = float_ms and not measure_float
+                is_told = float_ms and not measure_float and not self._shares_layer(subgraph)
+                is_told = is_told and float_ms >= self._least_ms(subgraph.content)
                 times = self.profile(subgraph, values, float_ms if is_told else None)
                 cache.keep_subgraph(times)
-                longest_s = max(longest_s, time.monotonic() - began)
+                took_s = time.monotonic() - began
+                spent_s += took_s
+                longest_s = max(longest_s if done > 1 else 0.0, took_s)  # the first was a guess
                 reporter.tell(
                     "subgraphs", self._told(subgraph, times), benchmarks=done, known=known,
                     planned=len(subgraphs),
@@ -185,7 +201,7 @@ class SubgraphProfiler:
         if has_layers:
             _add_untold(split, measured)
         times += (
-            _times(scheme, measured[n], split.get(n), content)
+            self._checked(_times(scheme, measured[n], split.get(n), content), content)
             for n, (scheme, _, _) in enumerate(forms)
         )
         how = BY_LAYERS if has_layers else BY_TOTAL
@@ -263,6 +279,50 @@ class SubgraphProfiler:
             self._conversions[kind] = max(0.0, more_ms / 2)
         return self._conversions[kind]
 
+    def _checked(self, times: SchemeTimes, content: Content) -> SchemeTimes:
+        """Refuse a time that the products in a subgraph can't be computed in."""
+        least_ms = self._least_ms(content, quantized=times.scheme != NONE)
+        if times.error is not None or times.inside_ms >= least_ms:
+            return times
+        self.failed += 1
+        told = (
+            f"{times.inside_ms:.4f} ms can't be: the engine's fastest product would take at least "
+            f"{least_ms:.4f} ms"
+        )
+        return SchemeTimes(times.scheme, error=told)
+
+    def _least_ms(self, content: Content, *, quantized: bool = False) -> float:
+        """Return the least milliseconds of a subgraph's products; 0 if nothing is known."""
+        work = multiply_adds(self.index, content.nodes)
+        return least_ms(work, self._large_ms, quantized=quantized) if work else 0.0
+
+    @cached_property
+    def _large_ms(self) -> float:
+        """The milliseconds of a large product, which only a GPU computes in no time."""
+        cache = self.cache
+        if cache.large_ms is None:
+            is_fast = registry.entry(self.run.request.engine).keeps_builds
+            cache.keep_large_ms(self._time_large_product() if is_fast else 0.0)
+        return cache.large_ms or 0.0
+
+    def _time_large_product(self) -> float:
+        index = self.inserter.base.index
+        floats = (index.dtype(value.name or "") for value in index.model.graph.outputs)
+        dtype = next((t for t in floats if t in _PRODUCT_TYPES), ir.DataType.FLOAT)
+        path = self.run.folder / SUBGRAPHS / f"large_product_{dtype.name.lower()}.onnx"
+        with replacing(path, durable=False) as file:
+            model = large_product(dtype, index.model.opset_imports[""])
+            file.write(model.SerializeToString())
+        values = np.linspace(-1.0, 1.0, SIZE * SIZE).reshape(SIZE, SIZE).astype(dtype.numpy())
+        feeds = self._feeds("large_product", {"a": values, "b": values})
+        layers: dict[int, list[LayerTime]] = {}
+        (measured,) = self._time([path], feeds, layers.__setitem__)
+        feeds.path.unlink(missing_ok=True)
+        if not measured.ok:
+            return 0.0
+        longest_ms = max((layer.ms for layer in layers.get(0, ())), default=0.0)
+        return longest_ms or measured.latency_ms  # without copies of inputs and outputs
+
     def _is_known(self, subgraph: Subgraph) -> bool:
         """Whether an earlier run timed a subgraph, with a time for each of its borders."""
         times = self.cache.subgraphs.get(subgraph.key)
@@ -298,6 +358,9 @@ class SubgraphProfiler:
     def _share_ms(self, subgraph: Subgraph) -> float:
         assert self.cache.groups is not None
         return sum(self.cache.groups[number][1] for number in subgraph.groups)
+
+    def _shares_layer(self, subgraph: Subgraph) -> bool:
+        return any(self.cache.parts[number] for number in subgraph.groups)
 
     def _details(self, subgraph: Subgraph) -> dict[str, Any]:
         """Return human-readable details of a subgraph."""

@@ -34,6 +34,8 @@ _LEAST_FOR_REOPENING_S = 30.0
 _BUDGET_FOR_REOPENING = 0.1
 # Fraction of the budget for an accuracy repair.
 _PART_FOR_REPAIR = 0.25
+# Fraction for whole models, at most, of the time that subgraph mode has left for its search.
+_PART_FOR_WHOLE = 0.5
 # Fraction for calibration of the time left after a single candidate and the end.
 _PART_FOR_CALIBRATION = 0.3
 _ROUNDED_UP = 1.15
@@ -181,6 +183,22 @@ class TimeBudget:
     def trial_s(self, candidates: int, effort: Effort) -> float:
         """Return the expected seconds for building and comparing candidates with a reference."""
         return self._slower * self._comparison_s(candidates, effort)
+
+    @property
+    def build_s(self) -> float:
+        """Seconds that the first build of the model took."""
+        return self._opening_s.first
+
+    def subgraphs_s(self, candidates: int) -> float:
+        """Return the seconds that timing subgraphs may take; infinite without a budget.
+
+        Args:
+            candidates: Whole models that are to be tried afterwards. Half of the time is kept for
+                them if they need it, and enough for one in any case.
+        """
+        room_s = self.left_s() - self.end_s()
+        whole_s = min(self.trial_s(candidates, Effort.CONFIRM), _PART_FOR_WHOLE * room_s)
+        return room_s - max(whole_s, self.trial_s(1, Effort.CONFIRM))
 
     @property
     def noise_check_s(self) -> float:
