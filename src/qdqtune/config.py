@@ -463,6 +463,9 @@ class QuantizeConfig(
     save_placement: Path | None = option(None, PATH, "also write the placement")
     report: Path | None = option(None, PATH, "also write a page that shows the result")
     force: bool = option(False, SWITCH, "replace files that exist")
+    command: str = keyword(
+        "qdqtune.quantize (Python)", NAME, "what the page says this call came from"
+    )
     quantize_mode: InitVar[str | None] = None
     high_precision_dtype: InitVar[Precision | str | None] = None
 

@@ -9,10 +9,11 @@ import onnx.shape_inference
 import onnx_ir as ir
 import pytest
 
+from qdqtune import zoo
 from qdqtune.graph._index import GraphIndex
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
-from qdqtune.qdq.dialects import ONNXRUNTIME
-from qdqtune.search._space import Group, Space
+from qdqtune.qdq.dialects import ONNXRUNTIME, OPENVINO, OPENVINO_NO_VNNI
+from qdqtune.search._space import Form, Group, Space, group_ops
 
 MODEL = """
 <ir_version: 9, opset_import: ["" : 17]>
@@ -89,3 +90,40 @@ def test_no_groups_are_a_space(space):
     empty = Space(space.planner, [], {})
     assert empty.everything == frozenset()
     assert empty.pairs == ()
+
+
+@pytest.fixture(scope="module")
+def encoder() -> GraphIndex:
+    proto = zoo.build("bert", layers=1, width=32, head_width=16, sequence=8, vocabulary=50)
+    return GraphIndex(ir.from_proto(onnx.shape_inference.infer_shapes(proto)))
+
+
+def test_what_the_engine_quantizes_at_run_time_has_only_its_weights_stored(encoder):
+    planner = QuantizationPlanner(encoder, OPENVINO)
+    space = Space(planner, group_ops(encoder, planner).groups, {})
+    dynamic = space.in_form(Form.DYNAMIC)
+    names = {name for number in dynamic for name in space.groups[number].nodes}
+    assert names == planner.may_be_dynamic
+    placement = space.placement(dynamic)
+    assert placement.edges == {edge for name in names for edge in planner.weight_edges(name)}
+    assert planner.at_run_time(placement) == names
+    assert space.closed(dynamic) == dynamic
+    assert not space.needs_ranges(dynamic)
+
+
+def test_what_is_quantized_whole_is_not_at_run_time(encoder):
+    planner = QuantizationPlanner(encoder, OPENVINO)
+    space = Space(planner, group_ops(encoder, planner).groups, {})
+    dynamic = space.in_form(Form.DYNAMIC)
+    assert not planner.at_run_time(space.placement(space.everything))
+    one = min(dynamic)
+    mixed = space.switched(space.weighted(), frozenset({one}))
+    assert planner.at_run_time(space.placement(mixed)) == set(space.groups[one].nodes)
+    assert space.closed(mixed) & dynamic == {one}
+    assert space.switched(mixed, space.rivals({one})) & dynamic == set()
+
+
+def test_without_the_instructions_no_op_is_quantized_at_run_time(encoder):
+    planner = QuantizationPlanner(encoder, OPENVINO_NO_VNNI)
+    space = Space(planner, group_ops(encoder, planner).groups, {})
+    assert not space.in_form(Form.DYNAMIC)

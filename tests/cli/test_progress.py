@@ -18,7 +18,7 @@ from qdqtune.workflows._progress_reporter import ProgressReporter
 from qdqtune.zoo import build
 from tests.silence import listen_to
 
-MOST_S = 2.3  # a sign of life is due after 1.8 s; the rest is for a thread that has to wait
+MOST_S = 2.0  # a sign of life is due after 1.5 s; the rest is for a thread that has to wait
 
 needs_proc = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 

@@ -86,7 +86,9 @@ def test_the_same_records_give_the_same_bytes_wherever_they_are(
 def test_the_headline_has_the_speedup_its_interval_and_the_accuracy() -> None:
     text = " ".join("".join(Page(page_html([run_of()])).text).split())
     assert "2.00× as fast 10.00 ms → 5.00 ms 1.900 to 2.100" in text
-    assert "30.0 dB output SQNR" in text
+    assert "30.0 dB output SQNR (error 3.2\N{NO-BREAK SPACE}%)" in "".join(
+        Page(page_html([run_of()])).text
+    )
     assert "onnxruntime 1.22, 1 thread" in text
 
 
@@ -95,6 +97,44 @@ def test_what_makes_a_more_accurate_model_is_a_command() -> None:
     assert "qdqtune export runs/stem --candidate c0001 -o c0001.onnx" in text
     alone = replace(run_of(), details=ReportDetails("runs/stem"))
     assert "qdqtune tune stem --min_sqnr 33" in "".join(Page(page_html([alone])).text)
+
+
+def test_commands_quote_the_folder() -> None:
+    text = "".join(Page(page_html([replace(run_of(), folder="my runs; $(rm it)")])).text)
+    assert "qdqtune export 'my runs; $(rm it)' --candidate c0001" in text
+    assert "qdqtune export 'my runs; $(rm it)' --list" in text
+    assert "qdqtune bench 'my runs; $(rm it)/optimized_final.onnx'" in text
+
+
+def test_names_of_one_candidate_are_one_row() -> None:
+    run = run_of()
+    assert run.details is not None
+    ids = {"everything": "c0001", "rules": "c0001", "tuned": "c0000"}
+    html = page_html([replace(run, details=replace(run.details, candidates=ids))])
+    rows = re.findall(r'<span class="struck">(.*?)</span>', html)
+    assert rows == ["float", "tuned", "best blanket: everything = rules"]
+
+
+def test_what_is_slower_than_float_is_not_recommended() -> None:
+    run = run_of()
+    slow = tuple(
+        replace(trial, gain=-0.1) if trial.candidate == "c0001" else trial for trial in run.trials
+    )
+    front = page_html([replace(run, trials=slow)]).partition("no other beats")[2]
+    assert 'id="c0000"' in front.partition("</table>")[0]
+    assert 'id="c0001"' not in front.partition("</table>")[0]
+    assert "A more accurate model, c0001" not in "".join(Page(front).text)
+
+
+@pytest.mark.parametrize(("dynamic", "shown"), [(0, "float"), (2, "dynamic")])
+def test_a_pattern_without_pairs_may_be_dynamic(dynamic: int, shown: str) -> None:
+    run = run_of()
+    assert run.details is not None
+    (row,) = run.details.patterns
+    schemes = (replace(row.schemes[0], points=()),)
+    details = replace(run.details, patterns=(replace(row, schemes=schemes, dynamic=dynamic),))
+    html = page_html([replace(run, details=details)]).partition("<h2>Patterns</h2>")[2]
+    assert re.findall(r">(float|dynamic)<", html.partition("</section>")[0]) == [shown, shown]
 
 
 @pytest.mark.parametrize(
@@ -184,10 +224,12 @@ def test_one_shot_quantization_has_a_page_too() -> None:
         engine="onnxruntime", dialect="onnxruntime", quant_type="int8",
         decisions=(Decision("stem", "Conv", True, "weighted", "it has weights"),),
         placement=Placement(), calibration="random", calibrated_on="8 samples", baseline_ms=4.0,
-        final_ms=2.0, comparison=Comparison(2.0, 1.9, 2.1, 0.99, 10), sqnr_db={"y": 22.0},
+        final_ms=2.0, comparison=Comparison(2.0, 1.9, 2.1, 0.99, 10, contention=0.3),
+        sqnr_db={"y": 22.0},
     )  # fmt: skip
     text = " ".join("".join(Page(page_html([RunView(report, "net.onnx")])).text).split())
     assert "2.00× as fast 4.00 ms → 2.00 ms" in text
+    assert "The machine was busy: the engine waited for a core 30 %" in text
     assert "Calibrated on random inputs" in text
     kept = replace(report, kept_float=True, reason="it is not faster")
     assert "It is not faster" in "".join(Page(page_html([RunView(kept, "net.onnx")])).text)

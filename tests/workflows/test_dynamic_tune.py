@@ -10,7 +10,9 @@ import onnx
 import pytest
 
 from qdqtune import zoo
+from qdqtune.engines._registry import available
 from qdqtune.graph._files import load_model
+from qdqtune.qdq import dialect_named
 from qdqtune.qdq._read_back import read
 from qdqtune.records._errors import UsageError
 from qdqtune.records._placement import Placement
@@ -90,11 +92,29 @@ def test_without_calibration_requires_region_mode(encoder: Path, tmp_path: Path)
 
 def test_a_dialect_without_dynamic_ops_says_so(encoder: Path, tmp_path: Path) -> None:
     result = tune(
-        encoder, output_dir=tmp_path, engine="openvino", threads=1, preset="quick",
-        max_benchmarks=1, dynamic_only=True,
+        encoder, output_dir=tmp_path, engine="simulated", engine_options={"profile": "gpu"},
+        preset="quick", max_benchmarks=1, dynamic_only=True,
     )  # fmt: skip
     assert result.summary.kept_float
     assert "can quantize nothing of it at run time" in result.summary.reason
+
+
+@pytest.mark.skipif(not available("openvino").usable, reason="OpenVINO is not installed")
+def test_openvino_quantizes_at_run_time_by_itself_where_the_cpu_has_vnni(
+    encoder: Path, tmp_path: Path
+) -> None:
+    result = tune(
+        encoder, output_dir=tmp_path, engine="openvino", threads=1, preset="quick",
+        max_benchmarks=1, dynamic_only=True, performance_threshold=1.0,
+    )  # fmt: skip
+    summary = result.summary
+    if not dialect_named(summary.dialect).dynamic_by_engine:
+        assert "can quantize nothing of it at run time" in summary.reason
+        return
+    assert set(summary.seeds) <= {"dynamic products", "dynamic products and rules"}
+    if not summary.kept_float:  # it is small: whether it gains is up to the CPU
+        assert (summary.calibration, summary.qdq_pairs) == ("none", summary.dynamic_ops)
+        assert not result.placement.dynamic  # nothing is written but quantized weights
 
 
 def test_the_seeds_and_the_choices_have_dynamic_products(encoder: Path, tmp_path: Path) -> None:

@@ -19,7 +19,15 @@ from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.qdq.dialects import dialects
 from qdqtune.records._errors import OutputError, UsageError
 from qdqtune.records._placement import Placement
-from qdqtune.records._report import FLOAT, QUANTIZED, ReportDetails
+from qdqtune.records._report import (
+    COMPUTES,
+    CONVERTS,
+    FLOAT,
+    QUANTIZED,
+    REARRANGES,
+    LayerChange,
+    ReportDetails,
+)
 from qdqtune.records._tuning import TuneResult
 from qdqtune.report._html import page_html
 from qdqtune.testing.simulated import QUIET
@@ -27,6 +35,7 @@ from qdqtune.workflows._graph_view import NodeFacts, graph_view
 from qdqtune.workflows._quantize import quantize
 from qdqtune.workflows._report import _MOST_TRIALS, read_run, report
 from qdqtune.workflows.tuning._journal_format import encode
+from qdqtune.workflows.tuning._layer_changes import layer_numbers
 from qdqtune.workflows.tuning._tune import tune
 from tests.report.runs import HOSTILE, SUMMARY, run_of
 
@@ -92,12 +101,27 @@ def test_layers_before_and_after_are_of_the_same_nodes(resnet: Path, tmp_path: P
     assert before / after == pytest.approx(result.summary.speedup, rel=0.1)
 
 
+def test_a_node_has_the_time_of_its_work_and_not_of_conversions() -> None:
+    rows = (
+        LayerChange(("a", "b"), ("Conv", "Relu"), COMPUTES, 3.0, 1.0),
+        LayerChange(("a",), ("Conv",), CONVERTS, 0.0, 0.2),
+        LayerChange(("c",), ("Conv",), COMPUTES, 1.0, 1.0),
+        LayerChange(("b",), ("Relu",), REARRANGES, 0.1, 0.4),
+    )
+    assert layer_numbers(rows) == {"a": 0, "b": 0, "c": 2}
+
+
 def test_patterns_say_why_schemes_were_kept_or_dropped(resnet: Path, tmp_path: Path) -> None:
     simulated(resnet, tmp_path / "run")
     patterns = details_in(tmp_path / "run").patterns
     schemes = [scheme for row in patterns for scheme in row.schemes]
     assert all(sum(scheme.chosen for scheme in row.schemes) == 1 for row in patterns)
     assert {scheme.reason.partition(":")[0] for scheme in schemes} == {"kept", "dropped"}
+    model = onnx.load(tmp_path / "run/region_models/float.onnx", load_external_data=False)
+    tensors = {name for node in model.graph.node for name in (*node.input, *node.output)}
+    points = {point for scheme in schemes for point in scheme.points}
+    assert points
+    assert {point.partition(" into ")[0].partition(" after ")[0] for point in points} <= tensors
 
 
 def test_errors_of_layers_are_measured_on_data_only(resnet: Path, tmp_path: Path) -> None:
@@ -116,15 +140,25 @@ def test_errors_of_layers_are_measured_on_data_only(resnet: Path, tmp_path: Path
     assert details_in(tmp_path / "random").tensors == ()
 
 
-def test_a_run_that_keeps_float_has_a_report_with_the_reason(resnet: Path, tmp_path: Path) -> None:
-    result = simulated(resnet, tmp_path / "run", min_sqnr_db=200.0)
+@pytest.mark.parametrize(
+    ("limit", "reason"),
+    [
+        ({"min_sqnr_db": 200.0}, "it was faster quantized, but not accurate enough"),
+        ({"performance_threshold": 100.0}, "the model is kept as given: the best that was found"),
+    ],
+)
+def test_a_run_that_keeps_float_has_a_report_with_the_reason(
+    resnet: Path, tmp_path: Path, limit: dict[str, float], reason: str
+) -> None:
+    result = simulated(resnet, tmp_path / "run", **limit)
     assert result.summary.kept_float
     html = (tmp_path / "run/report.html").read_text()
     assert "Kept as given" in html
     graph = details_in(tmp_path / "run").graph
     assert graph is not None
     assert {node.form for node in graph.nodes if node.form} == {FLOAT}
-    assert "it was faster quantized, but not accurate enough" in graph.reasons
+    assert any(each.startswith(reason) for each in graph.reasons)
+    assert not any("than the result, but was not chosen" in each for each in graph.reasons)
 
 
 def test_no_report_leaves_it_out_and_report_makes_up_for_it(resnet: Path, tmp_path: Path) -> None:
@@ -313,11 +347,14 @@ def test_a_graph_with_more_to_draw_than_any_run_has_is_left_out(
 def test_quantize_writes_a_report_where_it_is_asked(resnet: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     done = quantize(resnet, tmp_path / "q.onnx", engine="onnxruntime", threads=1, report=page,
-                    performance_threshold=None)  # fmt: skip
+                    performance_threshold=None, save_placement=tmp_path / "p.json",
+                    command="qdqtune quantize it")  # fmt: skip
     html = page.read_text()
     assert "Quantized" in html
     assert html.count('class="n q"') > 0
     assert done.report.decisions[0].reason in html.replace("&#39;", "'")
+    assert "qdqtune quantize it" in html
+    assert json.loads((tmp_path / "p.json").read_text())["model"] in html
     with pytest.raises(OutputError, match="exists"):
         quantize(resnet, tmp_path / "r.onnx", engine="onnxruntime", report=page)
 

@@ -35,6 +35,9 @@ def run(options: argparse.Namespace) -> int:
     with show_progress(quiet=options.quiet, first=f"reading {options.model}") as watch:
         from qdqtune.workflows._quantize import quantize
 
-        report = quantize(options.model, options.output, config, callbacks=[watch]).report
-    show(options, report, lambda: quantize_text(report, every_node=options.verbose > 0))
+        report = quantize(
+            options.model, options.output, config, callbacks=[watch], command=options.command_line
+        ).report
+    page = f"\nReport: {config.report}" if config.report is not None else ""
+    show(options, report, lambda: quantize_text(report, every_node=options.verbose > 0) + page)
     return OK

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import importlib
 import shlex
 import sys
@@ -37,7 +38,10 @@ _COMMANDS = {
 
 def entry_point() -> None:
     """Entry point of the installed script."""
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    # Collecting the objects of a large model once more at exit would keep the user waiting.
+    gc.freeze()
+    sys.exit(code)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -107,11 +107,16 @@ def why_not(index: GraphIndex, dialect: Dialect, node: ir.Node, quant_type: str)
 
 def is_fused_with_norm(dialect: Dialect, node: ir.Node) -> bool:
     """Whether the engine fuses an Add with the layer normalization that reads it, to its loss."""
-    if not dialect.unfused_sums or not is_op(node, "Add"):
-        return False
+    return dialect.unfused_sums and is_op(node, "Add") and bool(norms_of(node))
+
+
+def norms_of(node: ir.Node) -> list[ir.Node]:
+    """The layer normalizations of an op's result, or the ops with which they begin."""
     readers = [user for user, _ in node.outputs[0].uses()]
-    is_written_out = {"ReduceMean", "Sub"} <= {each.op_type for each in readers}
-    return is_written_out or any(is_op(each, "LayerNormalization") for each in readers)
+    written_out = [each for each in readers if is_op(each, "ReduceMean", "Sub")]
+    if len({each.op_type for each in written_out}) < 2:
+        written_out = []
+    return [each for each in readers if is_op(each, "LayerNormalization")] + written_out
 
 
 def _why_no_rule(index: GraphIndex, dialect: Dialect, node: ir.Node) -> str:

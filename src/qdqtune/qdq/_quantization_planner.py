@@ -217,6 +217,16 @@ class QuantizationPlanner:
         whole = Placement(frozenset(edges), frozenset(outputs), at_run_time, apart)
         return canonical(self.index, whole)
 
+    @property
+    def may_be_dynamic(self) -> frozenset[str]:
+        """Names of the ops whose input can be quantized at run time, by a kernel or the engine."""
+        return frozenset((*self.dynamic, *self.dynamic_by_engine))
+
+    def at_run_time(self, placement: Placement) -> frozenset[str]:
+        """Names of the ops whose input is quantized at run time in a placement."""
+        by_engine = self.stored(placement).intersection(self.dynamic_by_engine)
+        return placement.dynamic | (by_engine - self.quantized(placement))
+
     def why_not_at_run_time(self, node: ir.Node) -> str:
         """Why a node's input can't be quantized at run time; empty if it can."""
         if node.op_type in self.dialect.dynamic:
@@ -370,7 +380,7 @@ def select_dynamic(
         raise nothing_dynamic(dialect)
     planner = QuantizationPlanner(index, dialect, quant_type)
     present = {node.op_type for node in index.nodes}
-    possible = {*planner.dynamic, *planner.dynamic_by_engine}
+    possible = planner.may_be_dynamic
     chosen: dict[str, None] = {}
     left_float: dict[str, str] = {}
     for name in names:

@@ -163,6 +163,7 @@ class PatternRow(Record):
         before_ms: Milliseconds of the layers in all its regions in the float model; None if
             unknown.
         after_ms: The same in the result.
+        dynamic: Number of ops in all its regions that the result quantizes at run time.
     """
 
     op_types: tuple[str, ...]
@@ -171,6 +172,7 @@ class PatternRow(Record):
     schemes: tuple[SchemeRow, ...]
     before_ms: float | None = None
     after_ms: float | None = None
+    dynamic: int = 0
 
 
 @dataclass(frozen=True)
@@ -276,12 +278,14 @@ class RunView:
         folder: The folder or file to name in commands.
         trials: The measurements of the search, in order.
         details: Everything else; None if it was not recorded.
+        origin: Names and values that identify a call of one-shot quantization.
     """
 
     result: Summary | QuantizeReport
     folder: str = ""
     trials: tuple[TrialView, ...] = ()
     details: ReportDetails | None = None
+    origin: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, repr=False)

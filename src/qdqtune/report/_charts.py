@@ -11,7 +11,7 @@ from markupsafe import Markup
 from qdqtune.records._printable import printable
 
 _WIDTH, _HEIGHT = 640.0, 300.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 16.0, 30.0, 42.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60.0, 16.0, 30.0, 42.0
 # Standard errors in the interval of a measurement.
 _SPREAD = 2.0
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
@@ -53,11 +53,11 @@ def join(parts: Iterable[Markup]) -> Markup:
     return Markup("").join(parts)
 
 
-def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return round numbers that divide an interval."""
+def ticks(low: float, high: float, count: int = 5, least: float = 0.0) -> list[float]:
+    """Return round numbers that divide an interval, in steps of this size at least."""
     if not high > low:
         return [low]
-    rough = (high - low) / count
+    rough = max((high - low) / count, least)
     size = 10.0 ** math.floor(math.log10(rough))
     step = next(size * each for each in _STEPS if size * each >= rough)
     first = math.ceil(low / step - 1e-9)
@@ -73,6 +73,7 @@ class Axes:
         ys: Those upwards.
         names: What both axes show.
         suffix: The unit of numbers upwards.
+        least: The least step between numbers to the right.
     """
 
     def __init__(
@@ -81,8 +82,10 @@ class Axes:
         ys: tuple[float, float],
         names: tuple[str, str],
         suffix: str = "×",
+        least: float = 0.0,
     ) -> None:
         self._xs, self._ys, self._names, self._suffix = xs, ys, names, suffix
+        self._least = least
 
     def x(self, value: float) -> float:
         """Return the pixel of a value to the right."""
@@ -108,7 +111,7 @@ class Axes:
             Markup('<text class="tick mid" x="{:.1f}" y="{:.1f}">{}</text>').format(
                 self.x(value), _HEIGHT - _BOTTOM + 18, f"{value:g}"
             )
-            for value in ticks(*self._xs)
+            for value in ticks(*self._xs, count=8, least=self._least)
         ]
         right, up = self._names
         lines += [

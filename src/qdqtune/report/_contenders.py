@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from textwrap import shorten
 
@@ -67,16 +67,18 @@ def _timed_at_the_end(run: RunView, summary: Summary) -> Iterator[Contender]:
         is_result=summary.kept_float,
     )  # fmt: skip
     if not summary.kept_float:
-        is_blanket = blanket is not None and blanket.identical
-        name = f"{_RESULT} (= {blanket.name})" if blanket is not None and is_blanket else _RESULT
+        same = _also(ids, _RESULT)
+        if blanket is not None and blanket.identical and blanket.name not in same:
+            same.append(blanket.name)
         yield Contender(
-            name, summary.speedup, summary.final_ms, *summary.speedup_interval,
-            summary.output_sqnr_db, metric.get("final"), is_result=True,
-            candidate=ids.get(_RESULT, ""),
+            f"{_RESULT} (= {' = '.join(same)})" if same else _RESULT, summary.speedup,
+            summary.final_ms, *summary.speedup_interval, summary.output_sqnr_db,
+            metric.get("final"), is_result=True, candidate=ids.get(_RESULT, ""),
         )  # fmt: skip
     if blanket is not None and not blanket.identical:
+        name = " = ".join([blanket.name, *_also(ids, blanket.name)])
         yield Contender(
-            f"best blanket: {blanket.name}", blanket.speedup, blanket.latency_ms,
+            f"best blanket: {name}", blanket.speedup, blanket.latency_ms,
             *blanket.speedup_interval, blanket.sqnr_db, blanket.metric, blanket.shortfall,
             candidate=ids.get(blanket.name, ""),
         )  # fmt: skip
@@ -88,11 +90,13 @@ def _timed_in_the_search(run: RunView, summary: Summary) -> Iterator[Contender]:
     ids, limit_db = details.candidates, summary.allowed_sqnr_db
     rejected = {each.name: each for each in summary.rejected}
     errors = {trial.candidate: trial.error for trial in run.trials}
-    shown = {_first(summary), summary.blanket.name if summary.blanket is not None else ""}
+    best = summary.blanket.name if summary.blanket is not None else ""
+    at_the_end = {ids.get(name) for name in (_RESULT, best)}
+    shown = {_first(summary), best}
     for name, speedup in sorted(summary.seeds.items(), key=lambda item: -item[1]):
-        if name in shown:
-            continue
         candidate = ids.get(name, "")
+        if name in shown or (candidate and candidate in at_the_end):
+            continue
         width = math.exp(_SPREAD * errors.get(candidate, 0.0))
         sqnr_db, problem = details.sqnr_db.get(candidate), ""
         if name in rejected:
@@ -108,6 +112,12 @@ def _timed_in_the_search(run: RunView, summary: Summary) -> Iterator[Contender]:
         if name not in summary.seeds and candidate in failed:
             problem = shorten(failed[candidate], _LONGEST_PROBLEM, placeholder=" …")
             yield Contender(name, None, problem=problem, in_search=True, candidate=candidate)
+
+
+def _also(ids: Mapping[str, str], name: str) -> list[str]:
+    """Return the other names of a candidate, without that of the result."""
+    own = {name, _RESULT}
+    return [each for each, found in ids.items() if found == ids.get(name) and each not in own]
 
 
 def _of_quantize(report: QuantizeReport) -> Iterator[Contender]:

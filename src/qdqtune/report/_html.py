@@ -37,6 +37,7 @@ _ROWS = 12
 _WORST = 10
 # Longer lists are cut: the records have the rest.
 _LONGEST = 300
+_POINTS = 12
 # Larger pages are slow to open; graphs are left out, the last first.
 _MOST_BYTES = 4_000_000
 # A graph of more nodes, or edges and their bends, is not drawn to find that out.
@@ -136,6 +137,7 @@ def _section(run: RunView, prefix: str, *, is_drawn: bool) -> dict[str, Any]:
         "worst": [row for row in details.tensors if row.sqnr_db is not None][:_WORST],
         "errors": [row for row in details.tensors if row.sqnr_db is not None][:_LONGEST],
         "longest": _LONGEST,
+        "points": _POINTS,
         "left_out": _left_out(details.graph, is_drawn=is_drawn),
         "graph": None,
         "data": None,
@@ -150,9 +152,10 @@ def _section(run: RunView, prefix: str, *, is_drawn: bool) -> dict[str, Any]:
             "graph": graph_svg(graph, prefix),
             "data": graph_data(graph, details.layers),
             "legend": _legend(graph),
+            "borders": any(edge.border for edge in graph.edges),
             "floats": _why_float(graph),
             "ends": _ends(graph),
-            "areas": "fusion group" if _has_groups(graph) else "region",
+            "areas": graph.areas[0].rpartition(" ")[0] if graph.areas else "",
         }
     return section
 
@@ -232,10 +235,6 @@ def _ops(op_types: Sequence[str]) -> str:
 def _legend(graph: GraphView) -> list[tuple[str, str, int]]:
     counts = Counter(node.form for node in graph.nodes)
     return [(CLASSES[form], form, counts[form]) for form in CLASSES if form and counts[form]]
-
-
-def _has_groups(graph: GraphView) -> bool:
-    return any(area.startswith("fusion group") for area in graph.areas)
 
 
 def _why_float(graph: GraphView) -> list[tuple[str, int, Counter[str], str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from shlex import quote
 
 from qdqtune.records._inputs import shape_text
 from qdqtune.records._quantization import QuantizeReport
@@ -59,7 +60,7 @@ def facts_of(run: RunView) -> PageFacts:
 def _of_tune(run: RunView, summary: Summary) -> PageFacts:
     low, high = summary.speedup_interval
     kept = summary.kept_float
-    interval = f"{low:.3f} to {high:.3f} at {100 * summary.confidence:g} % confidence"
+    interval = _interval(low, high, summary.confidence)
     reason = summary.reason.rstrip(".…") or "nothing that was tried is faster"
     reason += "…" if summary.reason.endswith("…") else "."
     return PageFacts(
@@ -81,7 +82,7 @@ def _facts(summary: Summary) -> tuple[tuple[str, str], ...]:
     accuracy = "exact: nothing was changed"
     if not summary.kept_float:
         decibels = summary.output_sqnr_db
-        accuracy = f"{decibels:.1f} dB output SQNR" if decibels is not None else "unknown"
+        accuracy = _accuracy(decibels)
         if metric.get("final") is not None:
             accuracy += f", metric {metric['final']:.6g} (float {metric['float']:.6g})"
     threads = "" if engine.threads is None else f", {engine.threads} thread"
@@ -107,10 +108,7 @@ def _notes(run: RunView, summary: Summary) -> list[str]:
     if summary.calibration == CalibrationSource.RANDOM.value and not summary.kept_float:
         notes.append(RANDOM_WARNING)
     if summary.contention:
-        notes.append(
-            f"The machine was busy: the engine waited for a core {100 * summary.contention:.0f} % "
-            f"of the last comparison, so the interval is wide. {QUIETER}"
-        )
+        notes.append(_busy(summary.contention))
     elif summary.noise.detectable > _LOUD:
         noise = summary.noise.text
         notes.append(f"{noise[:1].upper()}{noise[1:]}")
@@ -162,21 +160,14 @@ def _reproduce(run: RunView, summary: Summary) -> list[tuple[str, str]]:
 
 
 def _commands(run: RunView, summary: Summary) -> list[tuple[str, str]]:
-    rows = [
-        (
-            "Check the result against this report",
-            f"qdqtune verify {run.folder}/optimized_final.onnx",
-        )
-    ]
-    if summary.engine.threads is not None:
-        rows[0] = (rows[0][0], f"{rows[0][1]} --threads {summary.engine.threads}")
-    rows.append(("List all candidates", f"qdqtune export {run.folder} --list"))
-    line = f"qdqtune bench {run.folder}/optimized_final.onnx --engine {summary.engine.name}"
     threads = "" if summary.engine.threads is None else f" --threads {summary.engine.threads}"
-    rows.append(
-        ("Build or load the result as it was measured", summary.build_with or line + threads)
-    )
-    return rows
+    file, engine = quote(f"{run.folder}/optimized_final.onnx"), quote(summary.engine.name)
+    bench = f"qdqtune bench {file} --engine {engine}{threads}"
+    return [
+        ("Check the result against this report", f"qdqtune verify {file}{threads}"),
+        ("List all candidates", f"qdqtune export {quote(run.folder)} --list"),
+        ("Build or load the result as it was measured", summary.build_with or bench),
+    ]
 
 
 def _of_quantize(run: RunView, report: QuantizeReport) -> PageFacts:
@@ -189,9 +180,11 @@ def _of_quantize(run: RunView, report: QuantizeReport) -> PageFacts:
         if not kept:
             verdict = f"{timed.ratio:.2f}× as fast"
             change += f" → {_ms(report.final_ms or 0.0)}"
-            explanation = f"{timed.low:.3f} to {timed.high:.3f}"
+            explanation = _interval(timed.low, timed.high, timed.confidence)
     worst = report.worst_db
     notes = [report.warning] if report.warning else []
+    if timed is not None and timed.contention:
+        notes.append(_busy(timed.contention))
     notes += ["The result meets the accuracy limit by less than 1 dB."] * report.near_min_sqnr
     return PageFacts(
         title=_name(run.folder),
@@ -199,7 +192,7 @@ def _of_quantize(run: RunView, report: QuantizeReport) -> PageFacts:
         change=change,
         explanation=f"{explanation[:1].upper()}{explanation[1:]}",
         facts=(
-            ("accuracy", f"{worst:.1f} dB output SQNR" if worst is not None else "unknown"),
+            ("accuracy", _accuracy(worst)),
             ("engine", report.engine),
             ("dialect", f"{report.dialect}, {report.quant_type}"),
             ("quantized", f"{report.qdq_pairs} tensors, {report.dynamic_ops} dynamic ops"),
@@ -208,13 +201,36 @@ def _of_quantize(run: RunView, report: QuantizeReport) -> PageFacts:
         notes=tuple(notes),
         baseline_ms=report.baseline_ms,
         contenders=contenders_of(run),
-        reproduce=(("calibration", f"{report.calibrated_on}, {report.method} ranges"),),
-        commands=(("Search for a faster placement", f"qdqtune tune {run.folder}"),),
+        reproduce=(
+            *run.origin,
+            ("calibration", f"{report.calibrated_on}, {report.method} ranges"),
+        ),
+        commands=(("Search for a faster placement", f"qdqtune tune {quote(run.folder)}"),),
     )
 
 
 def _name(path: str) -> str:
     return path.replace("\\", "/").rstrip("/").rpartition("/")[2] or path
+
+
+def _interval(low: float, high: float, confidence: float) -> str:
+    return f"{low:.3f} to {high:.3f} at {100 * confidence:g} % confidence"
+
+
+def _busy(share: float) -> str:
+    return (
+        f"The machine was busy: the engine waited for a core {100 * share:.0f} % of the last "
+        "comparison. The speedup is that of undisturbed runs, estimated from the fastest ones, "
+        f"with a wide interval; latencies are medians of all. {QUIETER}"
+    )
+
+
+def _accuracy(decibels: float | None) -> str:
+    if decibels is None:
+        return "unknown"
+    percent = 100.0 * 10.0 ** (-decibels / 20.0)
+    error = f"{percent:.0f}" if percent >= 10.0 else f"{percent:.2g}"
+    return f"{decibels:.1f} dB output SQNR (error {error}\N{NO-BREAK SPACE}%)"
 
 
 def _ms(latency_ms: float) -> str:

@@ -26,8 +26,8 @@ from qdqtune.report._formatting import duration, shortened
 
 _SUBGRAPHS = "subgraphs"  # the stage whose steps are subgraphs instead of whole models
 # Nobody should wait for more than two seconds without a sign of life.
-_LONGEST_SILENCE_S = 1.8
-_FIRST_AFTER_S = 1.2  # Python takes some time to start
+_LONGEST_SILENCE_S = 1.5
+_FIRST_AFTER_S = 0.8  # Python takes some time to start
 # Seldom, because redrawing takes time on the machine that is measuring.
 _REDRAW_S = 0.5
 _LINES_IN_NOTEBOOK = 12

@@ -42,7 +42,7 @@ def insertion_text(report: InsertReport) -> str:
         f"{report.pairs} tensors"
     ]
     for reason, count in Counter(report.left_float.values()).most_common():
-        lines.append(f"left float: {count} ops, {reason}")
+        lines.append(f"left float: {count} op{'s' * (count != 1)}, {reason}")
     if report.scales_kept or report.ranges_kept:
         lines.append(
             f"kept from the model: the scales of {report.scales_kept} activations, the ranges of "

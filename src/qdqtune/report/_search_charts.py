@@ -6,6 +6,7 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from shlex import quote
 
 from markupsafe import Markup
 
@@ -79,7 +80,8 @@ class Candidates:
                 trial.error,
                 self._sqnr_db.get(name),
                 trial.failure,
-                f"qdqtune export {self._run.folder} --candidate {name} -o {name}.onnx",
+                f"qdqtune export {quote(self._run.folder)} --candidate {quote(name)} "
+                f"-o {quote(name)}.onnx",
             )
             for name, trial in last.items()
             if name
@@ -88,11 +90,11 @@ class Candidates:
 
     @cached_property
     def front(self) -> list[Candidate]:
-        """Candidates that no other beats in both speed and accuracy, fastest first."""
+        """Candidates that neither float nor another beats in speed and accuracy, fastest first."""
         found: list[Candidate] = []
         for row in self.rows:
             best_db = found[-1].sqnr_db if found else None
-            if row.sqnr_db is None or row.speedup is None:
+            if row.sqnr_db is None or row.speedup is None or row.speedup <= 1.0:
                 continue
             if best_db is None or row.sqnr_db > best_db:
                 found.append(row)
@@ -115,8 +117,7 @@ class Candidates:
             return "", ""
         has_db = summary.output_sqnr_db
         for row in self.front:
-            is_faster = row.speedup is not None and row.speedup > 1.0
-            if is_faster and (row.sqnr_db or 0.0) >= has_db + _MORE_DB:
+            if (row.sqnr_db or 0.0) >= has_db + _MORE_DB:
                 return f"{row.id}: {row.speedup:.2f}×, {row.sqnr_db:.1f} dB", row.command
         limit = math.ceil(has_db + 3.0)
         if summary.command.startswith("qdqtune tune"):
@@ -204,7 +205,11 @@ class Candidates:
         best = list(itertools.accumulate((mark.y for mark in marks), max))
         steps = [(mark.x, y) for mark, y in zip(marks, best, strict=True)]
         low, high = span([v for mark in marks for v in (mark.y, mark.low, mark.high)], 1.0)
-        axes = Axes((0.0, max(places)), (max(low, 0.0), high), (name, "speedup over float"))
+        last = max(places)
+        # In subgraph mode, whole models are measured only after all subgraphs.
+        first = 0.0 if 2.0 * places[0] < last else places[0] - max(0.1 * (last - places[0]), 1.0)
+        names = (name, "speedup over float")
+        axes = Axes((first, last), (max(low, 0.0), high), names, least=float(name == "benchmarks"))
         content = join(
             [
                 axes.level(1.0, "float"),

@@ -248,7 +248,7 @@ def plan_text(plan: TunePlan) -> str:
         f"{plan.dialect} dialect",
         *([in_float32_line(plan.converted_from, plan.dialect)] if plan.converted_from else []),
         *(
-            f"left float: {count} ops, {reason}"
+            f"left float: {count} op{'s' * (count != 1)}, {reason}"
             for reason, count in sorted(plan.left_float.items(), key=lambda item: -item[1])
         ),
     ]

@@ -130,7 +130,7 @@ class Draft:
 
     def can_be_dynamic(self) -> list[ir.Node]:
         """Ops that can be quantized at run time, and that no rule has decided on yet."""
-        names = {*self.planner.dynamic, *self.planner.dynamic_by_engine} - self._left.keys()
+        names = self.planner.may_be_dynamic - self._left.keys()
         names -= self._chosen.keys() | self._other.dynamic.keys()
         return [node for node in self.index.nodes if node.name in names]
 

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import WEIGHTED_OPS
+from qdqtune.qdq._op_units import norms_of
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.records._errors import InvalidSchemeError
 from qdqtune.records._placement import Edge, Placement
@@ -27,9 +28,6 @@ _logger = logging.getLogger(__name__)
 
 State = frozenset[int]
 """Numbers of the groups that are quantized."""
-
-# What a layer normalization is, or begins with where it is written out.
-_NORM_OPS = frozenset({"LayerNormalization", "ReduceMean", "Sub"})
 
 
 class Form(Enum):
@@ -198,7 +196,7 @@ class Space:
         if Form.ACTIVATIONS in self._forms:
             found[Form.ACTIVATIONS] = self.planner.fed(placement)
         if Form.DYNAMIC in self._forms:
-            found[Form.DYNAMIC] = placement.dynamic
+            found[Form.DYNAMIC] = self.planner.at_run_time(placement)
         if Form.UNFUSED in self._forms:
             found[Form.UNFUSED] = placement.unfused
         return frozenset(
@@ -245,8 +243,7 @@ class Space:
         nodes = set(group.nodes)
         if group.form is Form.UNFUSED:
             for name in group.nodes:
-                users = self.planner.index.node[name].outputs[0].consumers()
-                nodes.update(user.name or "" for user in users if user.op_type in _NORM_OPS)
+                nodes.update(norm.name or "" for norm in norms_of(self.planner.index.node[name]))
         return nodes
 
     def _find_neighbours(self) -> list[set[int]]:
@@ -360,7 +357,7 @@ def group_ops(
     found: list[tuple[int, Group]] = []
     possible = {
         Form.WHOLE: planner.units.keys(),
-        Form.DYNAMIC: frozenset(planner.dynamic),
+        Form.DYNAMIC: planner.may_be_dynamic,
         Form.UNFUSED: frozenset(planner.unfused),
     }
     for view, forms in zip(views, patterns, strict=True):

@@ -124,6 +124,7 @@ class SurvivesFailures:
         path = bench.tower(32)
         with bench.opened(bench.tower()):
             processes = _family(bench)
+            processes[0].suspend()  # so that it can't answer in time
             with pytest.raises(WorkerFailure) as caught:
                 bench.worker.open(path, timeout_s=_NO_TIME_S)
         assert caught.value.kind is FailureKind.TIMEOUT, f"it was a {caught.value.kind}"

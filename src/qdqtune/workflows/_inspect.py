@@ -118,7 +118,7 @@ def inspect(model: AnyModel, config: InspectConfig) -> Inspection:
                 left_float=_by_reason(planner),
                 dynamic=len(found.dynamic),
                 unfused=len(found.unfused),
-                at_run_time=len({*planner.dynamic, *planner.dynamic_by_engine}),
+                at_run_time=len(planner.may_be_dynamic),
                 why=answer,
                 converted_from=source.converted_from,
             )

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from qdqtune._version import __version__
 from qdqtune.config import DEFAULT_THRESHOLD, NameFilters, QuantizeConfig, TuneConfig
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
@@ -104,35 +105,41 @@ def quantize(
             seconds={**made.report.seconds, "total": time.monotonic() - began},
         )
         if config.report is not None:
-            _write_report(request, path, report, run if config.autotune else None)
+            from qdqtune.report._html import page_html
+
+            if config.autotune:
+                view = read_run(run)
+            else:
+                view = _view(request, path, report, made.fingerprint)
+            write_text(config.report, page_html([view]), force=config.force)
     return QuantizeResult(result, report, quantize_text(report))
 
 
-def _write_report(
-    request: QuantizeRequest, path: Path, report: QuantizeReport, run: Path | None
-) -> None:
-    """Write the page that shows the result, or that of the search.
-
-    Raises:
-        OutputError: If it can't be written.
-    """
-    from qdqtune.report._html import page_html
-
+def _view(
+    request: QuantizeRequest, path: Path, report: QuantizeReport, fingerprint: str
+) -> RunView:
+    """Describe the result for its page."""
     config = request.config
-    assert config.report is not None
-    if run is not None:
-        view = read_run(run)
-    else:
-        least_opset = request.dialect.format_of(config.quant_type).least_opset
-        source = open_source(
-            path, least_opset, config.float_type, optimize=config.optimize,
-            float_types=request.dialect.float_types,
-        )  # fmt: skip
-        planner = QuantizationPlanner(GraphIndex(source.model), request.dialect, config.quant_type)
-        reasons = {each.node: each.reason for each in report.decisions}
-        graph = graph_view(planner, report.placement, NodeFacts(reasons))
-        view = RunView(report, str(path), details=ReportDetails(model=path.name, graph=graph))
-    write_text(config.report, page_html([view]), force=config.force)
+    least_opset = request.dialect.format_of(config.quant_type).least_opset
+    source = open_source(
+        path, least_opset, config.float_type, optimize=config.optimize,
+        float_types=request.dialect.float_types,
+    )  # fmt: skip
+    planner = QuantizationPlanner(GraphIndex(source.model), request.dialect, config.quant_type)
+    reasons = {
+        each.node: each.reason if each.quantized else f"{each.rule}: {each.reason}"
+        for each in report.decisions
+    }
+    graph = graph_view(planner, report.placement, NodeFacts(reasons))
+    origin = (
+        ("command", config.command),
+        ("model", str(path)),
+        ("fingerprint", fingerprint),
+        ("qdqtune", __version__),
+        ("engine", f"{request.engine} {registry.available(request.engine).version or ''}".strip()),
+        ("seed", str(config.seed)),
+    )
+    return RunView(report, str(path), details=ReportDetails(graph=graph), origin=origin)
 
 
 def _request(config: QuantizeConfig) -> QuantizeRequest:

@@ -70,8 +70,8 @@ for (const panel of document.querySelectorAll(".graph-panel")) {
     if (layer >= 0) {
       const [nodes, before, after, precision] = data.layers[layer];
       const times = after === null ? ms(before) : `${ms(before)} before, ${ms(after)} now`;
-      row(list, "time", nodes > 1 ? `${times}, with ${nodes - 1} fused or joined nodes` : times);
-      row(list, "computes in", precision);
+      row(list, "time", nodes > 1 ? `${times}, for ${nodes} nodes together` : times);
+      if (kind !== "d") row(list, "computes in", precision);
     }
     row(list, "own error", sqnr === null ? "" : `${sqnr.toFixed(1)} dB`);
     row(list, "part of", area >= 0 ? data.areas[area] : "");

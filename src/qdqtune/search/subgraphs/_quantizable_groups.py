@@ -214,7 +214,9 @@ class _SchemeDrafts:
         self._planner = planner
         self._full = full
         self._ruled = ruled
-        self._dynamic = _common(contents, may.get(Form.DYNAMIC, ()))
+        # Where the engine quantizes inputs by itself, that is the scheme of weights.
+        dynamic = frozenset(planner.dynamic).intersection(may.get(Form.DYNAMIC, ()))
+        self._dynamic = _common(contents, dynamic)
         sums = [_fused_inside(planner.index, each, may.get(Form.UNFUSED, ())) for each in contents]
         self._unfused = _common(contents, frozenset().union(*sums))
 

@@ -11,6 +11,9 @@ from qdqtune.workflows.tuning._journal_format import decode
 
 # Standard errors in the interval that is shown.
 _WIDTH = 2.0
+# A ratio that would be shown as 0.0 %.
+_NOTHING = 1.0005
+_TWICE = 2.0
 # With more changes at once, a comparison says little about one of them.
 _MOST_OTHERS = 3
 
@@ -35,14 +38,21 @@ class GroupEffects:
     Args:
         space: The search space.
         lines: Lines of the journal; what was measured in another space is ignored.
-        result: Key of the result's placement.
+        result: Key of the placement that others are compared with.
+        called: What that is called.
         inaccurate: Ids of candidates that are not accurate enough.
     """
 
     def __init__(
-        self, space: Space, lines: Iterable[str], result: str, inaccurate: Set[str] = frozenset()
+        self,
+        space: Space,
+        lines: Iterable[str],
+        result: str,
+        called: str = "the result",
+        inaccurate: Set[str] = frozenset(),
     ) -> None:
         self._inaccurate = inaccurate
+        self._called = called
         bodies = [body for body in map(decode, lines) if body and body["kind"] == "measurement"]
         float_key = space.key(frozenset())
         states: dict[str, State] = {float_key: frozenset()}
@@ -90,35 +100,52 @@ class GroupEffects:
             return "no candidate with it was tried"
         if effect.others > _MOST_OTHERS:
             return self._without_direct_evidence(number, is_chosen=is_chosen)
-        percent, spread = 100.0 * math.expm1(effect.gain), 100.0 * _WIDTH * effect.error
+        spread = 100.0 * _WIDTH * effect.error
         what = "quantizing it, all else equal, made"
         if effect.others:
             what = f"quantizing it and changing {_choices(effect.others)} made"
-        change = f"{abs(percent):.1f}\N{NO-BREAK SPACE}% {'faster' if percent >= 0.0 else 'slower'}"
-        text = f"{what} the model {change} (±\N{NO-BREAK SPACE}{spread:.1f}\N{NO-BREAK SPACE}%)"
-        if is_chosen == (percent >= 0.0):
+        change = f"{_change(effect.gain)} (±\N{NO-BREAK SPACE}{spread:.1f}\N{NO-BREAK SPACE}%)"
+        text = f"{what} the model {change}"
+        if is_chosen == (effect.gain >= 0.0):
             return text
         return f"{text}; with other choices it turned out otherwise"
 
     def _without_direct_evidence(self, number: int, *, is_chosen: bool) -> str:
         """Compare the result with the best candidate that differs from it in the group."""
-        which = "without" if is_chosen else "with"
         others = [
             key
             for key, state in self._states.items()
             if (number in state) != is_chosen and key in self._gains and state
         ]
+        if not others:
+            form = "quantized" if is_chosen else "float"
+            return f"it is {form} in every candidate that was measured"
         result = self._gains.get(self._result)
-        if not others or result is None:
+        if result is None:
             return "it was tried only together with many others"
         best = max(others, key=self._gains.__getitem__)
-        percent = 100.0 * math.expm1(result - self._gains[best])
-        change = f"{abs(percent):.1f}\N{NO-BREAK SPACE}% {'slower' if percent >= 0.0 else 'faster'}"
-        text = f"the fastest candidate {which} it ({self._names[best]}) was {change}"
-        if percent >= 0.0:
+        gain = self._gains[best] - result
+        known = self._states.get(self._result)
+        count = len(self._states[best] ^ known) - 1 if known is not None else 0
+        name = self._names[best] + (f", which differs in {_choices(count)}" if count else "")
+        which = "does not quantize" if is_chosen else "quantizes"
+        text = (
+            f"the fastest candidate that {which} it ({name}) is {_change(gain)} than {self._called}"
+        )
+        if gain <= 0.0:
             return text
         is_out = self._names[best] in self._inaccurate
         return f"{text}, but was not {'accurate enough' if is_out else 'chosen'}"
+
+
+def _change(gain: float) -> str:
+    """Say how much faster or slower something is: how much less or more time it takes."""
+    ratio = math.exp(abs(gain))
+    if ratio < _NOTHING:
+        return "no faster"
+    percent = f"{100.0 * (ratio - 1.0):.1f}\N{NO-BREAK SPACE}%"
+    amount = percent if ratio < _TWICE else f"{ratio:.1f} times"
+    return f"{amount} {'faster' if gain > 0.0 else 'slower'}"
 
 
 def _choices(count: int) -> str:

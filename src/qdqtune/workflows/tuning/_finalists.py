@@ -207,8 +207,12 @@ class Finalists:
         fastest = next(iter(blankets))
         method = result.method if result is not None else None
         method = method or self._best_ranges(blankets[fastest])
-        near = (name for name, state in blankets.items() if self._is_near(state, method))
-        name = next(near, fastest)
+        name, progress = fastest, self.run.reporter.progress("accuracy")
+        for number, (each, state) in enumerate(blankets.items()):
+            progress("blankets checked", number, len(blankets))
+            if self._is_near(state, method):
+                name = each
+                break
         state = blankets[name]
         if result is not None and self.space.placement(state) == result.placement:
             return replace(result, name=name)
@@ -290,6 +294,7 @@ class Finalists:
             return next(iter(self.accuracy))
         progress = self.run.reporter.progress("accuracy")
         found: dict[RangeMethod, float] = {}
+        progress("kinds of ranges compared", 0, len(self.accuracy))
         for way, accuracy in self.accuracy.items():
             if found and not accuracy.knows(SQNR, state) and not self._has_time_to_evaluate:
                 continue  # no time: use only known values

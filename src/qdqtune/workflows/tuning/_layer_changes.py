@@ -63,6 +63,16 @@ def layer_changes(
     return tuple(sorted(rows, key=lambda row: (-row.gain_ms, -row.before_ms, row.nodes)))
 
 
+def layer_numbers(rows: Sequence[LayerChange]) -> dict[str, int]:
+    """Return the row in which each node computes; conversions around it are others."""
+    return {
+        name: number
+        for number, row in enumerate(rows)
+        if row.kind == COMPUTES
+        for name in row.nodes
+    }
+
+
 def _kind(layer: MappedLayer) -> str:
     if layer.converts or (layer.node_types and QDQ_OPS.issuperset(layer.node_types)):
         return CONVERTS

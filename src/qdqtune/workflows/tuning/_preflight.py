@@ -199,7 +199,8 @@ def seeds_of(space: Space, given: Mapping[str, Placement], grouping: Grouping) -
     dynamic = space.in_form(Form.DYNAMIC)
     if sum(space.potential[number] for number in dynamic) >= _WORTH_A_SEED:
         seeds[ALL_DYNAMIC] = dynamic
-        seeds[DYNAMIC_UNFUSED] = dynamic | space.in_form(Form.UNFUSED)
+        if unfused := space.in_form(Form.UNFUSED):
+            seeds[DYNAMIC_UNFUSED] = dynamic | unfused
         seeds[DYNAMIC_PRODUCTS] = space.switched(seeds["rules"], dynamic)
     for name, placement in given.items():
         static = _like(space, _edges_on(space, placement.tensors), placement.tensors)
@@ -213,7 +214,7 @@ def seeds_of(space: Space, given: Mapping[str, Placement], grouping: Grouping) -
 
 def _in_other_forms(space: Space, placement: Placement) -> State:
     """Return the groups of ops that are dynamic or unfused in a placement."""
-    names = {Form.DYNAMIC: placement.dynamic, Form.UNFUSED: placement.unfused}
+    names = {Form.DYNAMIC: space.planner.at_run_time(placement), Form.UNFUSED: placement.unfused}
     return frozenset(
         number
         for number in space.other_forms

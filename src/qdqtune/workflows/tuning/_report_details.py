@@ -23,13 +23,9 @@ from qdqtune.records._placement import Placement
 from qdqtune.records._precision import QUANT_TYPES
 from qdqtune.records._report import (
     FLOAT,
-    LayerChange,
-    PatternRow,
     ReportDetails,
-    SchemeRow,
     TensorRow,
 )
-from qdqtune.search.patterns._region_pattern import PatternView
 from qdqtune.search.regions._region import leaves
 from qdqtune.search.regions._region_search import CombinedRegionSearch
 from qdqtune.workflows._graph_view import NodeFacts, forms_of, graph_view
@@ -38,10 +34,11 @@ from qdqtune.workflows.tuning._accuracy import ChoiceAccuracy
 from qdqtune.workflows.tuning._baseline import Baseline, Calibration
 from qdqtune.workflows.tuning._effects import GroupEffects
 from qdqtune.workflows.tuning._finalists import Finalized
-from qdqtune.workflows.tuning._layer_changes import layer_changes
+from qdqtune.workflows.tuning._layer_changes import layer_changes, layer_numbers
 from qdqtune.workflows.tuning._modes import AssemblyProblem
+from qdqtune.workflows.tuning._pattern_rows import pattern_rows
 from qdqtune.workflows.tuning._preflight import layers_told
-from qdqtune.workflows.tuning._run_records import TriedScheme, TuningRun
+from qdqtune.workflows.tuning._run_records import TuningRun
 from qdqtune.workflows.tuning._search import CandidateEvaluator, SearchOutcome
 
 _logger = logging.getLogger(__name__)
@@ -82,7 +79,7 @@ class DetailsGatherer:
             accuracy: Measures candidates as they can be exported.
         """
         run, missing = self.run, list[str]()
-        run.reporter.tell("report", "measuring what the report shows")
+        run.reporter.tell("report", "profiling the models")
         spend = _Allowance(run, run.reporter.elapsed_s)
         keeps, earlier = final.keeps_earlier and final.earlier is not None, final.earlier
         placement = earlier.placement if keeps and earlier is not None else final.placement
@@ -91,15 +88,14 @@ class DetailsGatherer:
         layers = layer_changes(self.baseline.base.index, before, after or None)
         in_integers = self._in_integers(placement, after)
         errors = self._errors(file, spend, missing) if placement else {}
-        sqnr_db = self._sqnr_db(accuracy, spend)
+        sqnr_db = self._sqnr_db(accuracy, spend, missing)
         with at_shapes(self.baseline.base.index.model, run.provider.shapes):
             details = details_of(run, None)
-            layer_of = {name: n for n, row in enumerate(layers) for name in row.nodes}
             reasons = self._reasons(placement, final, sqnr_db)
             facts = NodeFacts(
                 reasons | dict.fromkeys(in_integers, _BY_ENGINE),
                 self._areas(),
-                layer_of,
+                layer_numbers(layers),
                 {name: e.sqnr_db for name, e in errors.items() if math.isfinite(e.sqnr_db)},
                 in_integers,
             )
@@ -109,7 +105,9 @@ class DetailsGatherer:
             details,
             graph=graph,
             layers=layers,
-            patterns=self._patterns(placement, layers),
+            patterns=pattern_rows(
+                self.evaluator.schemes_tried, self.calibration.planner, placement, layers
+            ),
             tensors=tensors,
             tensors_on=f"{_ERROR_SAMPLES} samples of the calibration data" if errors else "",
             candidates=self._candidates(placement),
@@ -156,6 +154,7 @@ class DetailsGatherer:
         if not spend.allows(3.0 * run.budget.evaluation_s):
             missing.append("Errors of layers: there was no time to measure them.")
             return {}
+        run.reporter.tell("report", "measuring the error of each layer")
         samples = itertools.islice(run.provider.evaluation_samples(), _ERROR_SAMPLES)
         try:
             return own_errors(run.runner, self.baseline.file, file, samples)
@@ -183,19 +182,27 @@ class DetailsGatherer:
             )  # fmt: skip
         return tuple(rows)
 
-    def _sqnr_db(self, accuracy: ChoiceAccuracy, spend: _Allowance) -> dict[str, float]:
+    def _sqnr_db(
+        self, accuracy: ChoiceAccuracy, spend: _Allowance, missing: list[str]
+    ) -> dict[str, float]:
         """Measure the error of whole-model placements and of the fastest candidates."""
         seeds = [state for state in self.evaluator.problem.seeds.values() if state]
         fastest = self.evaluator.fastest_first()
         states = dict.fromkeys([self.outcome.state, *seeds, *fastest[:_MOST_EVALUATED]])
-        found = {}
-        for state in dict.fromkeys([*states, *fastest]):
+        found, skipped = dict[str, float](), 0
+        progress, tried = self.run.reporter.progress("report"), dict.fromkeys([*states, *fastest])
+        for number, state in enumerate(tried):
+            progress("candidates compared with float", number, len(tried))
             name = self.evaluator.candidate_of(state).name
+            is_known = accuracy.knows(SQNR, state)
             is_wanted = state in states and spend.allows(self.run.budget.evaluation_s)
-            if name and (accuracy.knows(SQNR, state) or is_wanted):
+            skipped += bool(name) and state in states and not is_known and not is_wanted
+            if name and (is_known or is_wanted):
                 decibels = accuracy.measured(SQNR, state)
                 if decibels is not None and math.isfinite(decibels):
                     found[name] = decibels
+        if skipped:
+            missing.append(f"Errors of {skipped} candidates: there was no time to measure them.")
         return found
 
     def _candidates(self, placement: Placement) -> dict[str, str]:
@@ -221,13 +228,19 @@ class DetailsGatherer:
         limit_db = self.run.request.config.min_sqnr_db or 0.0
         inaccurate = {name for name, decibels in sqnr_db.items() if decibels < limit_db}
         planner, space = self.calibration.planner, self.evaluator.problem.space
-        effects = GroupEffects(space, self.run.journal.kept_lines, placement.digest(), inaccurate)
+        unused = space.closed(self.outcome.state) if not placement and final.reason else set()
+        compared = space.key(self.outcome.state) if unused else placement.digest()
+        called = "the fastest that was found" if unused else "the result"
+        lines = self.run.journal.kept_lines
+        effects = GroupEffects(space, lines, compared, called, inaccurate)
         chosen = space.nearest(placement)
         harmful = space.closed(self.outcome.state) - chosen if final.lost_to_accuracy else set()
         reasons = dict(planner.left_float)
         for number, group in enumerate(space.groups):
             if number in harmful:
                 text = "it was faster quantized, but not accurate enough"
+            elif number in unused:
+                text = f"the model is kept as given: {final.reason}"
             else:
                 text = effects.text(number, is_chosen=number in chosen)
             for name in group.nodes:
@@ -238,20 +251,6 @@ class DetailsGatherer:
         for node in planner.index.nodes:
             reasons.setdefault(node.name or "", "it is part of the op before it")
         return reasons
-
-    def _patterns(
-        self, placement: Placement, layers: Sequence[LayerChange]
-    ) -> tuple[PatternRow, ...]:
-        edges = self.calibration.planner.index.effective(placement)
-        quantized = self.calibration.planner.quantized(placement)
-        rows = [
-            _pattern_row(
-                view, each, view.scheme_in(edges, quantized).hash, layers,
-                self.calibration.planner.index,
-            )
-            for view, each in self.evaluator.schemes_tried
-        ]  # fmt: skip
-        return tuple(sorted(rows, key=lambda row: (row.after_ms or 0.0) - (row.before_ms or 0.0)))
 
 
 def details_of(run: TuningRun, calibration: Calibration | None) -> ReportDetails:
@@ -287,49 +286,3 @@ class _Allowance:
         most_s = max(_LEAST_S, _PART * self.began_s)
         ends_s = elapsed_s - self.began_s + seconds
         return ends_s <= most_s and seconds <= self.run.reporter.left_s - self.run.budget.write_s
-
-
-def _pattern_row(
-    view: PatternView,
-    tried: Sequence[TriedScheme],
-    chosen: str,
-    layers: Sequence[LayerChange],
-    index: GraphIndex,
-) -> PatternRow:
-    known = [each.scheme.latency_ms for each in tried if each.scheme.hash == chosen]
-    best_ms = min(known, default=math.inf)
-    own = sorted(view.nodes, key=lambda name: index.position[name])
-    inside = [(layer, len(view.nodes.intersection(layer.nodes))) for layer in layers]
-    # A layer across the border of a region counts by its nodes.
-    parts = [(layer, count / len(layer.nodes)) for layer, count in inside if count]
-    has_after = any(layer.after_ms is not None for layer, _ in parts)
-    return PatternRow(
-        tuple(index.node[name].op_type for name in own[: len(own) // view.regions]),
-        view.regions,
-        own[0],
-        tuple(
-            _scheme_row(each, each.scheme.hash == chosen, best_ms)
-            for each in sorted(tried, key=lambda each: each.scheme.latency_ms)
-        ),
-        sum(layer.before_ms * part for layer, part in parts) if parts else None,
-        sum((layer.after_ms or 0.0) * part for layer, part in parts) if has_after else None,
-    )
-
-
-def _scheme_row(tried: TriedScheme, is_chosen: bool, best_ms: float) -> SchemeRow:
-    scheme, candidate = tried.scheme, tried.candidate
-    latency_ms = None if scheme.error else scheme.latency_ms
-    if is_chosen:
-        reason = "kept: it is in the result"
-    elif scheme.error:
-        reason = f"dropped: {candidate.failure.splitlines()[0] if candidate.failure else 'failed'}"
-    elif math.isfinite(best_ms):
-        off = 100.0 * (scheme.latency_ms / best_ms - 1.0)
-        slower = f"its fastest model is {off:.1f} % slower than the result"
-        reason = f"dropped: {slower}" if off >= 0.05 else "dropped: no faster than the result"
-    else:
-        reason = "dropped"
-    return SchemeRow(
-        tuple(str(point) for point in scheme.points()), candidate.name, latency_ms, is_chosen,
-        reason,
-    )  # fmt: skip

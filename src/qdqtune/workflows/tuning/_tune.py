@@ -386,6 +386,7 @@ def summarize(result: RunResult, model: Path) -> Summary:
     prepared = evaluator.problem.preparation if evaluator is not None else Preparation()
     provider = calibration.provider if calibration is not None else run.provider
     grouping = calibration.grouping if calibration is not None else Grouping()
+    planner = calibration.planner if calibration is not None else None
     ranges = evaluator.calibration.inserter.encoder.ranges if evaluator is not None else None
     figures = {"confidence": 1.0, **(final.timed.figures if final.timed is not None else {})}
     if shipped is None or final.timed is None:
@@ -418,7 +419,7 @@ def summarize(result: RunResult, model: Path) -> Summary:
         patterns=grouping.patterns,
         groups=len(grouping.groups),
         qdq_pairs=len(final.placement.tensors),
-        dynamic_ops=len(final.placement.dynamic),
+        dynamic_ops=len(planner.at_run_time(final.placement)) if planner is not None else 0,
         unfused_ops=len(final.placement.unfused),
         seconds=seconds,
         files=dict(prepared.files),
