@@ -16,6 +16,7 @@ import psutil
 import pytest
 from tests.engines.conftest import PATH
 
+from qdqtune.calibration._instrumentation import _open as open_instrumented
 from qdqtune.engines import _process as process
 from qdqtune.engines._worker import FailureKind, Worker, WorkerFailure
 from qdqtune.records._errors import OutputError
@@ -334,3 +335,13 @@ def test_the_child_ignores_interrupts(faulty, model_that):
     os.kill(faulty.pid, signal.SIGINT)
     time.sleep(0.2)
     assert faulty.time(model, 1) == [5.0]
+
+
+def test_a_model_that_hangs_is_not_opened_again_without_optimizations(faulty_with, model_that):
+    worker = faulty_with(timeout_s=1.5)
+    worker.info(timeout_s=60)
+    before = worker._generation
+    with pytest.raises(WorkerFailure) as found:
+        open_instrumented(worker, model_that("hang", at="open"), None)
+    assert found.value.kind is FailureKind.TIMEOUT
+    assert worker._generation == before  # no other process was started for it

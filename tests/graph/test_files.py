@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
+from qdqtune.graph._external_data import is_small
 from qdqtune.graph._files import check_targets, load_model, save_model
 from qdqtune.graph._fingerprint import fingerprint
 from qdqtune.graph._folding import fold
@@ -43,6 +44,16 @@ def test_round_trip_inline_and_external(residual: onnx.ModelProto, tmp_path: Pat
     assert fingerprint(load_model(inline)) == fingerprint(load_model(external))
     saved = save_model(load_model(external), tmp_path / "saved.onnx")
     assert fingerprint(load_model(saved)) == fingerprint(load_model(inline))
+
+
+def test_a_small_model_is_small_with_its_weights(residual: onnx.ModelProto, tmp_path: Path) -> None:
+    model = save_external(residual, tmp_path / "model.onnx")
+    assert is_small(model)
+    with (tmp_path / "weights.bin").open("r+b") as file:
+        file.truncate(1 << 30)
+    assert not is_small(model)
+    (tmp_path / "weights.bin").unlink()
+    assert not is_small(model)
 
 
 def test_saving_leaves_the_model_external(residual: onnx.ModelProto, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ function writes into a folder with a sound model ``m.onnx``; those of `FILES` re
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import struct
@@ -17,7 +18,20 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from qdqtune.records._placement import Placement
+from qdqtune.records._report import (
+    EdgeView,
+    GraphView,
+    LayerChange,
+    NodeView,
+    PatternRow,
+    ReportDetails,
+    SchemeRow,
+    TensorRow,
+)
+from qdqtune.workflows.tuning._journal_format import encode
 from tests.promises.models import one_matmul
+from tests.report.runs import SUMMARY
 
 WEIGHTS: dict[str, Callable[[Path], None]] = {}
 FILES: dict[str, Callable[[Path], list[list[str]]]] = {}
@@ -252,8 +266,74 @@ def summary_of_100_000_brackets(folder: Path) -> list[list[str]]:
         ["verify", "run/optimized_final.onnx", "--engine", "simulated", "--runs", "2"],
         ["export", "run", "--list"],
         ["export", "run", "--exclusion_list", "onnxruntime"],
+        ["report", "run"],
         ["tune", "m.onnx", "-o", "run", *SIMULATED],
     ]
+
+
+# What a report is made of, in the folder of a run that somebody sent.
+
+
+def _received(folder: Path, name: str, content: str) -> list[list[str]]:
+    """Write the folder of a run with one hostile file; returns what to run on it."""
+    run = folder / "run"
+    run.mkdir()
+    (run / "summary.json").write_text(json.dumps(SUMMARY.to_dict()))
+    (run / name).write_text(content)
+    return [["report", "run"], ["report", "run", "run", "-o", "both.html"]]
+
+
+def _details(folder: Path, details: ReportDetails) -> list[list[str]]:
+    return _received(folder, "report.json", json.dumps(details.to_dict()))
+
+
+@_file
+def report_of_100_000_brackets(folder: Path) -> list[list[str]]:
+    return _received(folder, "report.json", "[" * 100_000 + "]" * 100_000)
+
+
+@_file
+def report_of_a_graph_of_120_000_nodes(folder: Path) -> list[list[str]]:
+    places = [(1e300, -1e300), (0.0, 5e-324)]
+    nodes = tuple(NodeView(f"n{n}", "Conv", places[n % 2]) for n in range(120_000))
+    edges = tuple(EdgeView(n, n + 1, border=True) for n in range(119_999))
+    return _details(folder, ReportDetails(graph=GraphView(nodes, edges, width=1e300)))
+
+
+@_file
+def report_of_an_edge_of_a_million_bends(folder: Path) -> list[list[str]]:
+    nodes = (NodeView("a", "Conv", (0.0, 0.0)), NodeView("b", "Conv", (0.0, 1.0)))
+    edge = EdgeView(0, 1, bends=((1e300, 0.5), (-1e300, 0.5)) * 500_000)
+    return _details(folder, ReportDetails(graph=GraphView(nodes, (edge,))))
+
+
+@_file
+def report_of_very_many_rows(folder: Path) -> list[list[str]]:
+    """Every list that a page shows, and each far longer than any run makes it."""
+    scheme = SchemeRow(("x",) * 10, "c0001", 5e-324, True, "r" * 100)
+    details = ReportDetails(
+        layers=(LayerChange(("n",) * 5, ("Conv",) * 5, before_ms=1e300),) * 15_000,
+        patterns=(PatternRow(("Conv",), 1 << 60, "n", (scheme,) * 10),) * 6_000,
+        tensors=(TensorRow("t", "n", "Conv", -1e300, 1e300, 1e300),) * 30_000,
+        candidates={f"placement {n}": f"c{n:04d}" for n in range(60_000)},
+        missing=("m" * 100,) * 30_000,
+    )
+    return _details(folder, details)
+
+
+@_file
+def report_of_200_000_measurements(folder: Path) -> list[list[str]]:
+    """Each is ten thousand times as fast as the one before."""
+    body = {
+        "kind": "measurement", "effort": "screen", "gain": 9.2, "error": 9.2, "failure": None,
+        "latency_ms": 1.0, "reference_ms": 1.0,
+    }  # fmt: skip
+    names = [Placement().digest(), *(f"{n:032d}" for n in range(200_000))]
+    lines = (
+        encode({**body, "reference": one, "candidate": other, "id": f"c{n:04d}"})
+        for n, (one, other) in enumerate(itertools.pairwise(names))
+    )
+    return _received(folder, "measurements.jsonl", "".join(lines))
 
 
 # Samples.

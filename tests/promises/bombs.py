@@ -50,11 +50,12 @@ def _model_lines(folder: Path) -> list[list[str]]:
         ["inspect", "m.onnx", "--groups"],
         ["inspect", "m.onnx", "--layers"],
         ["optimize", "m.onnx", "-o", "optimized.onnx"],
-        ["quantize", "m.onnx", "-o", "quantized.onnx"],
+        ["quantize", "m.onnx", "-o", "quantized.onnx", "--report", "quantized.html"],
         ["shapes", "m.onnx", "--batch_size", "2", "-o", "shaped.onnx"],
         ["strip", "q.onnx", "-o", "stripped.onnx"],
         ["verify", "q.onnx", "--against", "m.onnx", "--runs", "2"],
         [*_TUNE, "-o", "run"],
+        ["report", "run"],
         [*_TUNE, "-o", "pieces", "--workflow", "subgraph"],
     ]
 

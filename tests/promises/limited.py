@@ -21,7 +21,6 @@ from pathlib import Path
 
 MOST_BYTES = 3 << 30
 MOST_SECONDS = 60.0
-_MOST_WAITING = 0.8  # share of the time that may be spent waiting for others
 
 _MARK = "QDQTUNE_TEST_TREE"
 _ROOT = Path(__file__).parents[2]
@@ -108,21 +107,21 @@ def run_limited(
 def _watch(process: subprocess.Popen[bytes], mark: str) -> int:
     """Waits for the end; returns the peak, and soon after it is too high or too late.
 
-    Time in which a process could run, but others had the cores, does not count.
+    What counts is the time in which processes computed, and that in which none of them could. Time
+    in which one could, but others had the cores, does not count.
     """
-    peak = 0
-    waited: dict[int, float] = {}
-    began = time.monotonic()
-    while peak <= MOST_BYTES:
+    peak, computed, idle = 0, 0.0, 0.0
+    before = time.monotonic()
+    while peak <= MOST_BYTES and computed + idle <= MOST_SECONDS:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.1)
             break
         members = list(_members(mark))
         peak = max(peak, sum(map(_bytes, members)))
-        waited.update((number, _waited_s(number)) for number in members)
-        seconds = time.monotonic() - began
-        if seconds - min(sum(waited.values()), _MOST_WAITING * seconds) > MOST_SECONDS:
-            break
+        now, spent = time.monotonic(), [_computed_s(number) for number in members]
+        if not any(map(_could_run, members)):
+            idle += now - before
+        computed, before = max(computed, sum(spent)), now
     return peak
 
 
@@ -144,11 +143,21 @@ def _bytes(number: int) -> int:
     return 0
 
 
-def _waited_s(number: int) -> float:
-    """How long a process has waited for a core."""
+def _computed_s(number: int) -> float:
+    """How long a process and those of its children that ended have computed."""
     with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{number}/schedstat").read_text().split()[1]) / 1e9
+        fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     return 0.0
+
+
+def _could_run(number: int) -> bool:
+    """Whether a thread of a process computes, waits for a core or for a disk."""
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{number}/task").iterdir():
+            if (thread / "stat").read_text().rpartition(")")[2].split()[0] in ("R", "D"):
+                return True
+    return False
 
 
 def _orphans(mark: str) -> tuple[str, ...]:

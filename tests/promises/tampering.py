@@ -44,6 +44,7 @@ _ONLY = {
         "subgraphs/subgraph_0000.none.onnx",
     ),
     EXTERNAL: ("model.bin", "optimized_final.onnx.data"),
+    REGION: ("report.json", "report.html"),
 }
 _FOLDERS = {"region_models": REGION, "logs": REGION, "subgraphs": SUBGRAPH}
 
@@ -98,7 +99,10 @@ class Tampering:
 
 def all_tamperings() -> list[Tampering]:
     """Every way, each under a name of its own."""
-    makers = (_damage, _kinds_of_file, _newer, _summary, _placement, _models, _journal, _leftovers)
+    makers = (
+        _damage, _kinds_of_file, _newer, _summary, _placement, _report, _models, _journal,
+        _leftovers,
+    )  # fmt: skip
     found = [each for maker in makers for each in maker()]
     found += [Tampering(f"measured-{e.name}", MEASURED, e.do) for e in found if e.name in _REAL]
     names = [each.name for each in found]
@@ -363,6 +367,31 @@ def _placement() -> Iterator[Tampering]:
         "reversed": {"x": [5, -5]}, "list": [1, 2],
     }.items():  # fmt: skip
         yield Tampering(f"ranges-{name}", REGION, partial(_edit, "ranges.json", {"ranges": ranges}))
+
+
+# What reports are made of.
+
+
+def _report() -> Iterator[Tampering]:
+    changes: dict[str, dict[str, Any]] = {
+        "newer": {"schema": 99},
+        "other-model": {"model": "0" * 32},
+        "folder": {"folder": "../../x; touch executed"},
+        "graph-number": {"graph": 3},
+        "unknown-field": {"script": "x"},
+        "edge-to-nothing": {"graph.edges": [[0, 10**6, False, False, []]]},
+        "huge-places": {"graph.width": 1e300, "graph.height": -1e300},
+        "candidates-out": {"candidates": {"tuned": "../../outside/victim"}},
+        "markup": {"missing": ["</script><script src=x></script>"]},
+    }
+    for name, change in changes.items():
+        yield Tampering(f"report-{name}", REGION, partial(_edit, "report.json", change))
+    figures: dict[str, dict[str, Any]] = {
+        "no-speed": {"speedup_interval": [0.0, 0.0]},
+        "slow-seeds": {"seeds": {"rules": 0.0}},
+    }
+    for name, change in figures.items():
+        yield Tampering(f"report-{name}", REGION, partial(_edit, "summary.json", change))
 
 
 # Models: what they compute is changed, and perhaps what is said of them as well.

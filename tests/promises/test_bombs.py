@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.promises import bombs
+from tests.promises import bombs, limited
 from tests.promises.limited import MOST_BYTES, run_limited
 from tests.tiers import tiered
 
@@ -24,6 +24,18 @@ WATCHED = ("bench", "quantize", "tune")
 
 def test_there_are_many_and_all_differ() -> None:
     assert len(set(bombs.NAMES)) == len(bombs.NAMES) >= 64
+
+
+@pytest.mark.parametrize("work", ["time.sleep(600)", "list(iter(int, 1))"])
+def test_a_command_that_goes_on_is_seen(
+    work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it waits or computes."""
+    monkeypatch.setattr(limited, "MOST_SECONDS", 1.0)
+    (tmp_path / "folder").mkdir()
+    outcome = run_limited(["python", "-c", f"import time; {work}"], tmp_path / "folder")
+    assert outcome.code is None
+    assert "did not end" in outcome.faults()[0]
 
 
 @pytest.mark.parametrize("name", tiered(bombs.NAMES, fast=3, slow=60))

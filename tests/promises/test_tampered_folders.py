@@ -1,4 +1,4 @@
-"""Folders that were damaged or tampered with, through `verify`, `export` and a run that goes on.
+"""Damaged or tampered folders, through `verify`, `export`, `report` and a run that goes on.
 
 Nothing wrong is called right, nothing is executed, nothing outside of the folder is touched, and
 nothing hangs or ends in a traceback.
@@ -255,6 +255,7 @@ def faults_of(each: Tampering, runs: dict[str, Genuine], folder: Path) -> Iterat
         "verify": ("verify", str(run / "optimized_final.onnx")),
         "export": (*export, last, "-o", str(exported / "last.onnx")),
         "export of another": (*export, "c0001", "-o", str(exported / "other.onnx")),
+        "report": ("report", str(run)),
         "resume": (*base.command, "-o", str(run)),
     }
     for command, line in commands.items():
@@ -274,6 +275,9 @@ def faults_of(each: Tampering, runs: dict[str, Genuine], folder: Path) -> Iterat
 def _wrong(command: str, line: tuple[str, ...], run: Path, base: Genuine) -> Iterator[str]:
     if command == "verify":
         yield from wrong_verify(run, base)
+    elif command == "report":
+        if (run / "report.html").is_symlink() or "<script src" in (run / "report.html").read_text():
+            yield "the page is elsewhere, or obeys what the records say"
     elif command == "resume":
         yield from wrong_result(run, base)
     elif not np.array_equal(outputs_of(Path(line[-1])), base.candidates[line[3]]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -32,10 +33,11 @@ from qdqtune.report._html import page_html
 from qdqtune.testing.simulated import QUIET
 from qdqtune.workflows._graph_view import NodeFacts, graph_view
 from qdqtune.workflows._quantize import quantize
-from qdqtune.workflows._report import read_run, report
+from qdqtune.workflows._report import _MOST_TRIALS, read_run, report
+from qdqtune.workflows.tuning._journal_format import encode
 from qdqtune.workflows.tuning._layer_changes import layer_numbers
 from qdqtune.workflows.tuning._tune import tune
-from tests.report.runs import HOSTILE, run_of
+from tests.report.runs import HOSTILE, SUMMARY, run_of
 
 
 @pytest.fixture
@@ -290,6 +292,56 @@ def test_a_damaged_run_has_a_page_or_an_error(
         assert "Traceback" not in capsys.readouterr().err
     (tmp_path / "run" / name).unlink()
     assert main(["report", str(tmp_path / "run")]) == (2 if name == "summary.json" else 0)
+
+
+@pytest.mark.parametrize(
+    "figures", [{"speedup_interval": [0.0, 0.0]}, {"seeds": {"rules": 0.0}}, {"speedup": -1e300}]
+)
+def test_impossible_figures_have_a_page_or_an_error(
+    tmp_path: Path, figures: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps({**SUMMARY.to_dict(), **figures}))
+    code = main(["report", str(tmp_path)])
+    assert "Traceback" not in (shown := capsys.readouterr().err)
+    assert (code, "no run produces" in shown) in ((0, False), (2, True))
+
+
+def test_gains_that_grow_without_end_and_long_journals_are_cut(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps(SUMMARY.to_dict()))
+    body = {"kind": "measurement", "effort": "screen", "gain": 9.0, "error": 0.1, "failure": None,
+            "latency_ms": 1.0, "reference_ms": 1.0}  # fmt: skip
+    names = [Placement().digest(), *map(str, range(_MOST_TRIALS + 1))]
+    (tmp_path / "measurements.jsonl").write_text(
+        "".join(
+            encode({**body, "reference": one, "candidate": other, "id": f"c{n:04d}"})
+            for n, (one, other) in enumerate(itertools.pairwise(names))
+        )
+    )
+    trials = read_run(tmp_path).trials
+    assert len(trials) == _MOST_TRIALS
+    assert "the report shows the first" in caplog.text
+    assert trials[0].gain == 9.0
+    assert trials[-1].gain is None
+    report([tmp_path])
+
+
+def test_many_damaged_lines_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps(SUMMARY.to_dict()))
+    (tmp_path / "measurements.jsonl").write_text("{}\n" * 1000)
+    assert read_run(tmp_path).trials == ()
+    assert caplog.text.count("is damaged") == 10
+    assert "990 more lines" in caplog.text
+
+
+def test_a_graph_with_more_to_draw_than_any_run_has_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = run_of()
+    assert '<svg class="graph"' in page_html([run])
+    monkeypatch.setattr("qdqtune.report._html._MOST_DRAWN", 3)
+    assert "is left out" in page_html([run])
 
 
 def test_quantize_writes_a_report_where_it_is_asked(resnet: Path, tmp_path: Path) -> None:

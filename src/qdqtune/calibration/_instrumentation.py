@@ -27,7 +27,7 @@ from qdqtune.calibration._random_inputs import Feeds
 from qdqtune.calibration._range_fitting import Histogram
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._reference_engine import AS_WRITTEN, advice_on, opening_options
-from qdqtune.engines._worker import OpenModel, Worker, WorkerFailure
+from qdqtune.engines._worker import FailureKind, OpenModel, Worker, WorkerFailure
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import is_op
 from qdqtune.graph._prepared_model import PreparedModel
@@ -205,7 +205,7 @@ def _open(worker: Worker, path: Path, options: SessionOptions | None) -> OpenMod
     try:
         return worker.open(path, options)
     except WorkerFailure as failure:
-        if options is AS_WRITTEN:
+        if options is AS_WRITTEN or failure.kind is FailureKind.TIMEOUT:
             raise
         try:
             return worker.open(path, AS_WRITTEN)

@@ -75,13 +75,14 @@ def check_external_data(tensors: Iterable[onnx.TensorProto], model_file: Path) -
 
 
 def is_small(model_file: Path) -> bool:
-    """Whether a model is small, including its weights, as far as the file alone shows."""
+    """Whether a model is small, including the files that hold its weights."""
     try:
-        if model_file.stat().st_size > _SMALL_BYTES:
-            return False
-        return b"location" not in model_file.read_bytes()  # the key of external data
+        size = model_file.stat().st_size
+        if size <= _SMALL_BYTES and b"location" in model_file.read_bytes():  # of external data
+            size += sum(file.stat().st_size for file in external_files(model_file))
     except OSError:
         return False
+    return size <= _SMALL_BYTES
 
 
 def external_files(model_file: Path) -> set[Path]:

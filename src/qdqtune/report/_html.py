@@ -6,7 +6,7 @@ import base64
 import hashlib
 import importlib.resources
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import jinja2
@@ -40,6 +40,8 @@ _LONGEST = 300
 _POINTS = 12
 # Larger pages are slow to open; graphs are left out, the last first.
 _MOST_BYTES = 4_000_000
+# A graph of more nodes, or edges and their bends, is not drawn to find that out.
+_MOST_DRAWN = 200_000
 
 
 def page_html(runs: Sequence[RunView]) -> str:
@@ -48,15 +50,22 @@ def page_html(runs: Sequence[RunView]) -> str:
     Args:
         runs: The runs; several are compared at the top of the page.
     """
-    drawn = len(runs)
+    drawn = {number for number, run in enumerate(runs) if _can_be_drawn(run)}
     while True:
         html = _page(runs, drawn)
         if len(html.encode()) <= _MOST_BYTES or not drawn:
             return html
-        drawn -= 1
+        drawn.remove(max(drawn))
 
 
-def _page(runs: Sequence[RunView], drawn: int) -> str:
+def _can_be_drawn(run: RunView) -> bool:
+    graph = run.details.graph if run.details is not None else None
+    if graph is None:
+        return False
+    return len(graph.nodes) + sum(1 + len(edge.bends) for edge in graph.edges) <= _MOST_DRAWN
+
+
+def _page(runs: Sequence[RunView], drawn: Set[int]) -> str:
     style, script = _part("style.css"), _part("script.js")
     environment = jinja2.Environment(
         autoescape=True,
@@ -78,7 +87,7 @@ def _page(runs: Sequence[RunView], drawn: int) -> str:
         "base-uri 'none'; form-action 'none'"
     )
     sections = [
-        _section(run, f"r{number}-" if len(runs) > 1 else "", is_drawn=number < drawn)
+        _section(run, f"r{number}-" if len(runs) > 1 else "", is_drawn=number in drawn)
         for number, run in enumerate(runs)
     ]
     most_ms = max((each["facts"].baseline_ms or 0.0 for each in sections), default=0.0)

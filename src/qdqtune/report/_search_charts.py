@@ -69,10 +69,13 @@ class Candidates:
             before = last.get(trial.candidate)
             if before is None or before.failure or trial.confirms >= before.confirms:
                 last[trial.candidate] = trial
+        labels: dict[str, list[str]] = {}
+        for label, each in self._names.items():
+            labels.setdefault(each, []).append(label)
         rows = [
             Candidate(
                 name,
-                tuple(label for label, each in self._names.items() if each == name),
+                tuple(labels.get(name, ())),
                 math.exp(trial.gain) if trial.gain is not None else None,
                 trial.error,
                 self._sqnr_db.get(name),
@@ -97,10 +100,14 @@ class Candidates:
                 found.append(row)
         return found
 
-    @property
+    @cached_property
     def others(self) -> list[Candidate]:
         """All that are not on the front."""
-        return [row for row in self.rows if row not in self.front]
+        return [row for row in self.rows if row.id not in self._front_ids]
+
+    @cached_property
+    def _front_ids(self) -> set[str]:
+        return {row.id for row in self.front}
 
     @property
     def more_accurate(self) -> tuple[str, str]:
@@ -157,7 +164,7 @@ class Candidates:
     def _kind(self, row: Candidate) -> str:
         if "tuned" in row.names:
             return "result"
-        return "on-front" if row in self.front else ""
+        return "on-front" if row.id in self._front_ids else ""
 
     def _label(self, axes: Axes, row: Candidate) -> Markup:
         x, y = axes.x(row.speedup or 1.0), axes.y(row.sqnr_db or 0.0)

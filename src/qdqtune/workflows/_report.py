@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,11 @@ from qdqtune.workflows.tuning._journal_format import whole_lines
 _logger = logging.getLogger(__name__)
 
 _FLOAT = Placement().digest()
+# Far more than a run writes; larger files and longer searches would take minutes and gigabytes.
+_MOST_DETAILS = 32 << 20
+_MOST_TRIALS = 5000
+# No model is a million times as fast as another; longer chains of gains come from no run.
+_LARGEST_GAIN = math.log(1e6)
 
 
 def report(
@@ -54,7 +60,15 @@ def report(
     target = paths[0] / REPORT if output is None else checked_path(output, "output")
     if output is not None:
         check_writable(target, force=force)
-    html = page_html([read_run(path) for path in paths])
+    runs = [read_run(path) for path in paths]
+    try:
+        html = page_html(runs)
+    except (ArithmeticError, ValueError) as error:  # speedups of 0 and the like
+        named = ", ".join(map(str, paths))
+        raise UsageError(
+            f"The records in {named} contain figures that no run produces: {error}.",
+            "Run the same `qdqtune tune` again, or name another folder.",
+        ) from error
     write_text(target, html, force=True)
     return PageReport(str(target), tuple(map(str, folders)), len(html.encode()))
 
@@ -83,12 +97,17 @@ def read_run(folder: Path) -> RunView:
     named = details.folder if details is not None else ""
     journal = folder / JOURNAL
     trials = tuple(_trials(whole_lines(journal))) if journal.is_file() else ()
-    return RunView(summary, named or folder.name, trials, details)
+    if len(trials) > _MOST_TRIALS:
+        _logger.warning(
+            "%s has %s measurements; the report shows the first %s",
+            journal, f"{len(trials):,}", f"{_MOST_TRIALS:,}",
+        )  # fmt: skip
+    return RunView(summary, named or folder.name, trials[:_MOST_TRIALS], details)
 
 
 def _details(path: Path) -> ReportDetails | None:
     try:
-        return ReportDetails.from_dict(parse_json(read_text(path), path.name))
+        return ReportDetails.from_dict(parse_json(read_text(path, _MOST_DETAILS), path.name))
     except NewerSchemaError:
         raise
     except FileNotFoundError:
@@ -110,6 +129,8 @@ def _trials(lines: Iterator[Mapping[str, Any]]) -> Iterator[TrialView]:
             continue
         base, own = gains.get(line["reference"]), line["gain"]
         gain = base + own if base is not None and own is not None else None
+        if gain is not None and abs(gain) > _LARGEST_GAIN:
+            gain = None
         if gain is not None:
             gains[line["candidate"]] = gain
         yield TrialView(

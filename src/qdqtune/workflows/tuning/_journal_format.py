@@ -261,11 +261,16 @@ def whole_lines(path: Path) -> Iterator[dict[str, Any]]:
         OSError: If it can't be read.
         UsageError: If a line has a schema of a newer version.
     """
+    damaged = 0
     for line in read_journal(path):
-        if line.body is None:
-            _logger.warning("%s:%d is damaged and left out", path, line.number)
-        else:
+        if line.body is not None:
             yield line.body
+            continue
+        damaged += 1
+        if damaged <= _MOST_NAMED:
+            _logger.warning("%s:%d is damaged and left out", path, line.number)
+    if damaged > _MOST_NAMED:
+        _logger.warning("%s: so were %d more lines", path, damaged - _MOST_NAMED)
 
 
 def quarantine(path: Path, damaged: list[Line], sound: list[Line]) -> None:
