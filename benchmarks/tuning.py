@@ -292,9 +292,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{_line(record)}, {record['seconds']:.0f} s", flush=True)
     print(_mean(measured), flush=True)
     # Before there was a second engine, records had none.
-    records = [
-        {"engine": "onnxruntime", **record} for record in results.read(KIND, options.results)
-    ]
+    found = results.read(KIND, options.results)
+    records = [{"engine": "onnxruntime", **record} for record in found]
     newest = results.newest(records, "engine", "model", "preset")
     print()
     print(results.table([each for each in newest if each["engine"] == options.engine], COLUMNS))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.readme import examples, repository, shortened
 
 from qdqtune.cli.main import main
 from qdqtune.records._placement import Placement
@@ -81,7 +83,12 @@ def with_code(language: str) -> list[Any]:
 
 @pytest.mark.usefixtures("brief_timing")
 @pytest.mark.parametrize("page", with_code("sh"))
-def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_run(
+    page: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
     for words in commands(page):
         if words[0] == "make":  # would call this test again: the target must exist
@@ -93,19 +100,31 @@ def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 assert f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text()
         elif not run_here(words):
             run(words, tmp_path)
+    printed = capsys.readouterr().out
+    for _, shown in examples(page.read_text("utf-8")):
+        assert shortened(printed, shown)  # each line is one that the commands print
 
 
+@pytest.mark.usefixtures("brief_timing")
 @pytest.mark.parametrize("page", with_code("python"))
-def test_python_runs(page: Path, tmp_path: Path) -> None:
+def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "script.py"
     script.write_text("\n".join(blocks(page, "python")))
-    run([sys.executable, str(script)], tmp_path)
+    if page == README:  # here, which saves the start of a process and most of the timing
+        monkeypatch.chdir(tmp_path)
+        runpy.run_path(str(script))
+    else:
+        run([sys.executable, str(script)], tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), target
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
+        own = re.fullmatch(rf"{re.escape(repository())}/(?:blob|raw|tree)/main/(.+)", target)
+        if own is not None:
+            assert (ROOT / own[1]).exists(), target
+        elif not target.startswith("https://"):
+            assert (page.parent / target).exists(), target
 
 
 def test_the_placement_shown_is_one() -> None:
