@@ -2,11 +2,13 @@
 
 Blankets are what ONNX Runtime's quantizers do by default. `quantize_static` in QDQ format, per
 channel: s8/s8, u8/s8 with 8-bit and with 7-bit weights, u8/u8; `quantize_dynamic`: s8 weights per
-channel and per tensor, u8 weights. The best of them, by latency, is what a tuned model is compared
-with, in one more interleaved run. They get the folded model, which is what their own preprocessing
-is for: with a BatchNormalization behind every Conv they would be an easy match. What was tuned for
-one engine is run on the others that are here, too: the last table shows what a model is worth where
-it wasn't tuned for.
+channel and per tensor, u8 weights. They
+get the folded model, which is what their own preprocessing is for: with a BatchNormalization behind
+every Conv they would be an easy match. The fastest of each quantizer, the model by the rules of
+`quantize`, that of NNCF if it is installed, and the tuned one take turns with the float model in
+several processes, of which each gives one ratio. What was tuned for one engine is run on the others
+that are here, too: the last table shows what a model is worth where it wasn't tuned for.
+`python -m benchmarks.readme` writes the README's tables from the results.
 
     make bench ARGS="--models resnet18,vit --preset quick"
     make bench ARGS="--models bert:layers=12,width=256,gpt --engine openvino"
@@ -35,28 +37,18 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import results
 from benchmarks.accuracy import scores_of, task_of
-from benchmarks.blankets import (
-    ALL_BLANKETS,
-    CONFIDENCE,
-    LEAST_OPSET,
-    compared,
-    model_file,
-    speeds_over_float,
-    split_models,
-    worst_sqnr_db,
-    write_blankets,
-    write_folded,
-)
+from benchmarks.blankets import CONFIDENCE, LEAST_OPSET, model_file, split_models, worst_sqnr_db
 from benchmarks.corpus import calibration_samples, fed_with
 from benchmarks.real.wheels import Wheels
-from qdqtune import zoo
+from benchmarks.rivals import FLOAT, RULES, TUNED, in_turns, interval, write_rivals
+from qdqtune import quantize, zoo
 from qdqtune.calibration._random_inputs import Feeds
 from qdqtune.engines import _registry as registry
-from qdqtune.engines._comparison import compare_files
+from qdqtune.engines._comparison import Reopened, compare_files
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._timing import compare_blocks
 from qdqtune.engines._worker import Worker
-from qdqtune.records._measurement import Comparison
+from qdqtune.records._tuning import Summary
 from qdqtune.report._formatting import text_table
 from qdqtune.workflows._source_model import open_source
 from qdqtune.workflows.tuning._tune import tune
@@ -76,7 +68,6 @@ COLUMNS = {
     "kept float": "kept_float", "commit": "commit",
 }  # fmt: skip
 LEAST_RATIO, LEAST_HIGH, LEAST_MEAN = 0.99, 1.0, 1.05
-_TUNED = "tuned"
 
 
 @dataclass(frozen=True)
@@ -87,6 +78,7 @@ class Options:
         preset: Of the tune.
         engine: Where models run.
         budget_s: Seconds per comparison.
+        tune_s: Seconds that the tune may take; None for no limit.
         data: The folder of inputs, by the names of model files; None for random inputs.
         wheels: The folder of wheels that the questions of tasks come from; None for no tasks.
     """
@@ -94,6 +86,7 @@ class Options:
     preset: str
     engine: str
     budget_s: float
+    tune_s: float | None = None
     data: Path | None = None
     wheels: Path | None = None
 
@@ -106,54 +99,65 @@ def measure(name: str, options: Options) -> dict[str, Any]:
         path = model_file(name, space)
         source = open_source(path, LEAST_OPSET)
         fed = fed_with(path, source, options.data)
-        result = tune(
-            path, engine=engine, threads=1, preset=options.preset, output_dir=space / "run",
-            inputs=replace(fed.request, seed=0), calibration_data=fed.calibration,
+        calibrated = replace(fed, request=replace(fed.request, seed=0))
+        common: dict[str, Any] = {
+            "engine": engine, "threads": 1,
+            "inputs": calibrated.request, "calibration_data": fed.calibration,
+        }  # fmt: skip
+        tuned = tune(
+            path, preset=options.preset, budget_s=options.tune_s, output_dir=space / "run", **common
         )  # fmt: skip
-        samples = calibration_samples(replace(fed, request=replace(fed.request, seed=0)), source)
-        folded = write_folded(path, space / "folded.onnx")
-        blankets = write_blankets(folded, lambda: iter(samples), space, ALL_BLANKETS)
+        ruled = quantize(path, space / "rules.onnx", **common)
+        samples = calibration_samples(calibrated, source)
         held_out = fed.evaluation_samples(source)
         feeds = held_out[0]
-        with Worker(engine, SessionOptions(threads=1)) as worker:
-            speeds = speeds_over_float(worker, path, blankets, feeds, budget_s / 2)
-            best = max(speeds, key=lambda label: speeds[label].ratio, default="")
-            over_float = compared(worker, path, result.model, feeds, budget_s)
-            over_blanket = (
-                compared(worker, blankets[best], result.model, feeds, budget_s) if best else None
-            )
-            files = {label: blankets[label] for label in speeds} | {_TUNED: result.model}
-            asked = {label: files[label] for label in (best, _TUNED) if label}
-            scores = _scores(path, {"float": path, **asked}, worker, options.wheels)
-        if result.summary.kept_float:
-            del files[_TUNED]
-        sqnr_db = {_TUNED: math.inf, **worst_sqnr_db(source, files, held_out, engine)}
+        rivals = write_rivals(path, space, engine, samples, feeds, budget_s / 2)
+        files = {FLOAT: path, **rivals.files, RULES: ruled.model, TUNED: tuned.model}
+        turns = in_turns(engine, files, feeds, budget_s)
+        kept = {RULES: ruled.report.kept_float, TUNED: tuned.summary.kept_float}
+        quantized = {
+            label: file
+            for label, file in files.items()
+            if label != FLOAT and turns[label].error is None and not kept.get(label)
+        }
+        sqnr_db = worst_sqnr_db(source, quantized, held_out, engine)
+        scores = _scores(path, files, engine, options.wheels)
         elsewhere = {
-            other: _elsewhere(other, path, result.model, feeds, budget_s)
+            other: _elsewhere(other, path, tuned.model, feeds, budget_s)
             for other, entry in registry.ENGINES.items()
             if other != engine and entry.measures and registry.available(other).usable
         }
-    summary = result.summary
     return {
         "kind": KIND,
+        "engine": engine,
         "model": path.stem if Path(name).exists() else name,
         "preset": options.preset,
-        "engine": engine,
-        "isa": summary.engine.isa,
         "inputs": fed.source.value,
         "elsewhere": elsewhere,
-        **_interval("over_float", over_float),
-        "blanket": best,
-        "blanket_over_float": speeds[best].ratio if best else None,
-        "blankets": {label: found.ratio for label, found in speeds.items()},
-        **_interval("over_blanket", over_blanket),
-        "sqnr_db": _finite(sqnr_db[_TUNED]),
-        "blanket_sqnr_db": _finite(sqnr_db[best]) if best else None,
-        "blankets_sqnr_db": {label: _finite(sqnr_db[label]) for label in speeds},
-        "score": scores.get(_TUNED),
-        "blanket_score": scores.get(best),
-        "scores": scores,
-        "bar": _bar(over_blanket, sqnr_db, scores, best),
+        "blankets": dict(rivals.blankets),
+        "float_ms": turns[FLOAT].latency_ms,
+        "turns": {
+            label: {
+                "form": rivals.forms.get(label),
+                **_ends("", interval(turns[label], turns[FLOAT])),
+                "sqnr_db": sqnr_db.get(label),
+                "score": scores.get(label),
+                "kept_float": kept.get(label, False),
+            }
+            for label in list(files)[1:]
+        },
+        **_facts(tuned.summary),
+        "blanket": rivals.forms.get(rivals.best_blanket or ""),
+        **_against(rivals.best_blanket, turns, sqnr_db, scores),
+    }
+
+
+def _facts(summary: Summary) -> dict[str, Any]:
+    """What a run says of itself."""
+    return {
+        "version": summary.engine.version,
+        "device": summary.engine.device,
+        "isa": summary.engine.isa,
         "benchmarks": summary.benchmarks,
         "seconds": summary.seconds.total,
         "own_s": summary.seconds.own,
@@ -161,42 +165,56 @@ def measure(name: str, options: Options) -> dict[str, Any]:
     }
 
 
-def _interval(key: str, found: Comparison | None) -> dict[str, float | None]:
+def _against(
+    best: str | None,
+    turns: Mapping[str, Reopened],
+    sqnr_db: Mapping[str, float],
+    scores: Mapping[str, float],
+) -> dict[str, Any]:
+    """A tuned model beside the float model and beside the best blanket, if any runs."""
+    over_blanket = interval(turns[TUNED], turns[best]) if best else None
+    blanket = interval(turns[best], turns[FLOAT]) if best else None
+    return {
+        **_ends("over_float", interval(turns[TUNED], turns[FLOAT])),
+        "blanket_over_float": blanket[0] if blanket else None,
+        **_ends("over_blanket", over_blanket),
+        "sqnr_db": sqnr_db.get(TUNED),
+        "blanket_sqnr_db": sqnr_db.get(best or ""),
+        "score": scores.get(TUNED),
+        "blanket_score": scores.get(best or ""),
+        "bar": _bar(over_blanket, scores or {TUNED: math.inf, **sqnr_db}, best),
+    }
+
+
+def _ends(key: str, found: tuple[float, float, float] | None) -> dict[str, float | None]:
     """A ratio and both ends of its interval."""
-    ends = (found.ratio, found.low, found.high) if found else (None, None, None)
-    return dict(zip((key, f"{key}_low", f"{key}_high"), ends, strict=True))
-
-
-def _finite(db: float) -> float | None:
-    """An SQNR; None for that of a model that was kept as it is."""
-    return db if math.isfinite(db) else None
+    names = [key or "ratio", *(f"{key}_{end}".lstrip("_") for end in ("low", "high"))]
+    return dict(zip(names, found or (None, None, None), strict=True))
 
 
 def _scores(
-    path: Path, files: Mapping[str, Path], worker: Worker, wheels: Path | None
+    path: Path, files: Mapping[str, Path], engine: str, wheels: Path | None
 ) -> dict[str, float]:
     """How well the files do what a trained model is for; empty if that is not known."""
     task = task_of(path.resolve(), Wheels(wheels)) if wheels is not None else None
     if task is None:
         return {}
-    found: dict[str, Score] = scores_of(task, files, worker)
+    with Worker(engine, SessionOptions(threads=1)) as worker:
+        found: dict[str, Score] = scores_of(task, files, worker)
     return {label: score[task.bar.figure] for label, score in found.items()}
 
 
 def _bar(
-    over_blanket: Comparison | None,
-    sqnr_db: Mapping[str, float],
-    scores: Mapping[str, float],
-    best: str,
+    over_blanket: tuple[float, float, float] | None, figures: Mapping[str, float], best: str | None
 ) -> str:
     """What a tuned model misses beside the best blanket."""
-    if over_blanket is None:
+    if over_blanket is None or best is None:
         return "met"
+    ratio, _, high = over_blanket
     missed = []
-    if over_blanket.ratio < LEAST_RATIO or over_blanket.high < LEAST_HIGH:
+    if ratio < LEAST_RATIO or high < LEAST_HIGH:
         missed.append("slower")
-    figures = scores or sqnr_db
-    if figures[_TUNED] < figures[best]:
+    if figures[TUNED] < figures.get(best, -math.inf):
         missed.append("less accurate")
     return f"MISSED: {', '.join(missed)}" if missed else "met"
 
@@ -258,20 +276,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--preset", default="quick")
     parser.add_argument("--engine", default="onnxruntime")
     parser.add_argument("--budget_s", type=float, default=8.0, help="seconds per comparison")
+    parser.add_argument("--tune_s", type=float, help="seconds for each tune; no limit")
     parser.add_argument("--data", type=Path, help="folder of <model>.npz; random inputs")
     parser.add_argument("--wheels", type=Path, help="folder of wheels, to score trained models")
+    parser.add_argument("--results", type=Path, default=results.RESULTS, help="where to append")
     options = parser.parse_args(arguments)
     asked = Options(
-        options.preset, options.engine, options.budget_s, options.data, options.wheels
+        options.preset, options.engine, options.budget_s, options.tune_s, options.data,
+        options.wheels,
     )  # fmt: skip
     measured = []
     for name in options.models:
-        record = results.append(measure(name, asked))
+        record = results.append(measure(name, asked), options.results)
         measured.append(record)
         print(f"{_line(record)}, {record['seconds']:.0f} s", flush=True)
     print(_mean(measured), flush=True)
     # Before there was a second engine, records had none.
-    records = [{"engine": "onnxruntime", **record} for record in results.read(KIND)]
+    found = results.read(KIND, options.results)
+    records = [{"engine": "onnxruntime", **record} for record in found]
     newest = results.newest(records, "engine", "model", "preset")
     print()
     print(results.table([each for each in newest if each["engine"] == options.engine], COLUMNS))

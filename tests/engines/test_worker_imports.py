@@ -14,7 +14,7 @@ from qdqtune.engines import _registry as registry
 from qdqtune.engines._worker_environment import write_arrays
 
 # What reads models in the parent, and what that imports.
-HEAVY = {"onnx_ir", "onnxscript", "scipy", "sympy"}
+HEAVY = {"onnx_ir", "onnxscript", "sympy"}
 WORKER = f"""
 import json, sys
 from qdqtune.engines._worker_main import Server

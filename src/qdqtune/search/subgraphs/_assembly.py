@@ -16,10 +16,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import onnx_ir as ir
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from qdqtune.engines.layers._mapper import nodes_of_layers
 from qdqtune.graph._index import GraphIndex
@@ -29,11 +26,9 @@ from qdqtune.records._layers import MappedLayer
 from qdqtune.records._measurement import LayerTime
 from qdqtune.search._space import State
 from qdqtune.search.subgraphs._fusion_groups import FusionGroup
+from qdqtune.search.subgraphs._minimum_cut import SINK, SOURCE, UNITS, Network
 from qdqtune.search.subgraphs._quantizable_groups import QuantizableGroup
 
-# What all costs together come to in whole numbers, which is what the solver counts in.
-_UNITS = 1 << 29
-_SOURCE, _SINK, _FIRST = 0, 1, 2
 # Choices that are looked at for one that stays what it is.
 _MOST_BRANCHES = 200
 _MOST_ROUNDS = 8
@@ -447,23 +442,23 @@ def assemble(costs: Costs, fixed: Mapping[int, bool] | None = None) -> State:
     """
     fixed = fixed or {}
     count = len(costs.float_ms)
-    network = _Network(_scale(costs))
+    network = Network(_scale(costs))
     subgraphs = [network.node() for _ in range(count)]
     apart = [_not_quantized(costs, number, fixed) for number in range(count)]
     for number, subgraph in enumerate(subgraphs):
         quantized = costs.quantized_ms[number]
         # A subgraph on the source's side is quantized: cut off from the sink, it costs that.
         if quantized is None or number in costs.never:
-            network.forbid(subgraph, _SINK)
+            network.forbid(subgraph, SINK)
         else:
-            network.connect(subgraph, _SINK, quantized)
-        network.connect(_SOURCE, subgraph, apart[number][0])
+            network.connect(subgraph, SINK, quantized)
+        network.connect(SOURCE, subgraph, apart[number][0])
     for number, is_part in fixed.items():
         subgraph = subgraphs[number % count]
         if is_part and number < count:
-            network.forbid(_SOURCE, subgraph)
+            network.forbid(SOURCE, subgraph)
         elif is_part or number < count:
-            network.forbid(subgraph, _SINK)
+            network.forbid(subgraph, SINK)
     for subgraph, leader in costs.follows:
         network.forbid(subgraphs[subgraph], subgraphs[leader])
     for crossing in costs.crossings:
@@ -485,9 +480,9 @@ def _not_quantized(costs: Costs, unit: int, fixed: Mapping[int, bool]) -> tuple[
     return borderless, True
 
 
-def _add_crossing(network: _Network, subgraphs: Sequence[int], crossing: Crossing) -> None:
+def _add_crossing(network: Network, subgraphs: Sequence[int], crossing: Crossing) -> None:
     """Each direction has a node of its own: it is paid once, however many read the tensor."""
-    maker = _SINK if crossing.producer is None else subgraphs[crossing.producer]
+    maker = SINK if crossing.producer is None else subgraphs[crossing.producer]
     if crossing.consumers and crossing.quantize_ms > 0.0:
         wanted = network.node()  # with the quantized subgraphs as soon as one of the readers is
         for reader in crossing.consumers:
@@ -496,51 +491,12 @@ def _add_crossing(network: _Network, subgraphs: Sequence[int], crossing: Crossin
     if crossing.producer is None or crossing.dequantize_ms <= 0.0:
         return
     if crossing.is_read_as_float:
-        network.connect(maker, _SINK, crossing.dequantize_ms)
+        network.connect(maker, SINK, crossing.dequantize_ms)
     elif crossing.consumers:
         unwanted = network.node()  # with the float subgraphs as soon as one of the readers is
         for reader in crossing.consumers:
             network.forbid(unwanted, subgraphs[reader])
         network.connect(maker, unwanted, crossing.dequantize_ms)
-
-
-class _Network:
-    """Costs between numbered nodes; the source's side will be what is quantized.
-
-    Args:
-        scale: Whole units per millisecond.
-    """
-
-    def __init__(self, scale: float) -> None:
-        self._scale = scale
-        self._size = _FIRST
-        self._arcs: list[tuple[int, int, int]] = []
-
-    def node(self) -> int:
-        """One more node."""
-        self._size += 1
-        return self._size - 1
-
-    def connect(self, start: int, end: int, cost_ms: float) -> None:
-        """Let it cost something to have one node on the source's side and the other not."""
-        self._arcs.append((start, end, max(0, round(cost_ms * self._scale))))
-
-    def forbid(self, start: int, end: int) -> None:
-        """Let it cost more than everything else together."""
-        self._arcs.append((start, end, 2 * _UNITS))
-
-    def sources_side(self) -> set[int]:
-        """The nodes that are on the source's side of every minimum cut."""
-        starts, ends, capacities = np.array(self._arcs, dtype=np.int64).reshape(-1, 3).T
-        shape = (self._size, self._size)
-        summed = coo_array((capacities, (starts, ends)), shape=shape).tocsr()
-        summed.data = np.minimum(summed.data, 2 * _UNITS).astype(np.int32)
-        flow = maximum_flow(summed.astype(np.int32), _SOURCE, _SINK).flow
-        residual = (summed - flow).tocsr()
-        residual.data = np.where(residual.data > 0, 1, 0)
-        residual.eliminate_zeros()
-        order = breadth_first_order(residual, _SOURCE, return_predecessors=False)
-        return {int(node) for node in order}
 
 
 def _scale(costs: Costs) -> float:
@@ -549,7 +505,7 @@ def _scale(costs: Costs) -> float:
     whole = sum(costs.float_ms) + sum(ms for ms in forms if ms is not None)
     whole += sum(each.quantize_ms + each.dequantize_ms for each in costs.crossings)
     # A power of two: what is equal stays equal.
-    return 2.0 ** math.floor(math.log2(_UNITS / whole)) if whole > 0.0 else 1.0
+    return 2.0 ** math.floor(math.log2(UNITS / whole)) if whole > 0.0 else 1.0
 
 
 def gain_of(costs: Costs, state: Iterable[int], reference: Iterable[int] = ()) -> float:
