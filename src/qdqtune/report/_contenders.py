@@ -80,6 +80,12 @@ def _timed_at_the_end(run: RunView, summary: Summary) -> Iterator[Contender]:
             *blanket.speedup_interval, blanket.sqnr_db, blanket.metric, blanket.shortfall,
             candidate=ids.get(blanket.name, ""),
         )  # fmt: skip
+    for number, point in enumerate(summary.front, 1):
+        if not point.chosen and (blanket is None or point.name != blanket.name):
+            yield Contender(
+                f"front, point {number}: {point.name}", point.speedup, point.latency_ms,
+                *point.speedup_interval, point.sqnr_db, point.metric, candidate=point.candidate,
+            )  # fmt: skip
 
 
 def _timed_in_the_search(run: RunView, summary: Summary) -> Iterator[Contender]:
@@ -89,6 +95,7 @@ def _timed_in_the_search(run: RunView, summary: Summary) -> Iterator[Contender]:
     rejected = {each.name: each for each in summary.rejected}
     errors = {trial.candidate: trial.error for trial in run.trials}
     shown = {_first(summary), summary.blanket.name if summary.blanket is not None else ""}
+    shown |= {point.name for point in summary.front}
     for name, speedup in sorted(summary.seeds.items(), key=lambda item: -item[1]):
         if name in shown:
             continue

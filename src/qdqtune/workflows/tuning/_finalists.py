@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from qdqtune.config import DEFAULT_MIN_SQNR_DB
 from qdqtune.graph._files import save_model
 from qdqtune.records._accuracy import METRIC, SQNR, Rejected
+from qdqtune.records._front import FrontPoint
 from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import CalibrationSource, RangeMethod
 from qdqtune.records._tuning import Blanket
@@ -22,29 +22,9 @@ from qdqtune.workflows.tuning._accuracy import (
     parts_of,
 )
 from qdqtune.workflows.tuning._final_check import PreviousResult, Timed, check_written
+from qdqtune.workflows.tuning._final_round import Finalist, Role
 from qdqtune.workflows.tuning._run_records import TuningRun
 from qdqtune.workflows.tuning._time_budget import TOLD_AHEAD_S
-
-
-@dataclass(frozen=True)
-class Finalist:
-    """A model that may become the result.
-
-    Attributes:
-        name: A description.
-        state: The choice.
-        placement: Its placement.
-        file: Its file, ready to become the result.
-        method: The method of its ranges; None if nothing is quantized.
-        sqnr_db: SQNR of the worst output against the float model; None if unknown.
-    """
-
-    name: str
-    state: State
-    placement: Placement
-    file: Path
-    method: RangeMethod | None = None
-    sqnr_db: float | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +42,7 @@ class Finalized:
         lost_to_accuracy: What had to stay float, and why; empty if nothing did.
         rejected: Candidates that turned out not to be accurate enough.
         blanket: The best blanket placement, if it was timed.
+        front: The models that no other beats in both speed and accuracy, fastest first.
     """
 
     reason: str = ""
@@ -74,6 +55,7 @@ class Finalized:
     lost_to_accuracy: str = ""
     rejected: tuple[Rejected, ...] = ()
     blanket: Blanket | None = None
+    front: tuple[FrontPoint, ...] = ()
 
     @property
     def placement(self) -> Placement:
@@ -95,6 +77,7 @@ class Finalists:
     space: Space
     accuracy: Mapping[RangeMethod, ChoiceAccuracy]
     _is_foreseen: bool = field(default=False, init=False)
+    _known: list[Finalist] = field(default_factory=list, init=False)
 
     def foresee_repair(self, state: State) -> None:
         """Evaluate a choice once during the search, and reserve time if it needs a repair.
@@ -128,8 +111,7 @@ class Finalists:
             kept, again = self._correct(state, accuracy)
             lost = again or lost
         if kept:
-            staging = self.run.folder.staging()
-            written = self._written("the result", kept, method, staging)
+            written = self.rival(Role.RESULT.value, kept, method, Role.RESULT)
             return Finalized(shipped=written, lost_to_accuracy=lost)
         is_checked = state not in accuracy.unchecked
         reason = f"what is faster is not accurate enough: {lost}" if is_checked else lost
@@ -152,14 +134,11 @@ class Finalists:
         if found is not None:
             accuracy.evaluation.dynamic_db = found
 
-    def uncalibrated(
-        self, result: Finalist | None, blanket: Finalist | None, state: State | None
-    ) -> Finalist | None:
+    def uncalibrated(self, result: Finalist | None, state: State | None) -> Finalist | None:
         """Return a choice that does not depend on calibration, to be preferred if nearly as fast.
 
         Args:
             result: The result of the search.
-            blanket: The best blanket.
             state: The fastest such choice.
 
         Returns:
@@ -171,12 +150,7 @@ class Finalists:
         method = result.method or next(iter(self.accuracy))
         if not self._has_time_to_evaluate or self.accuracy[method].shortfall(state):
             return None
-        if blanket is not None and self.space.placement(state) == blanket.placement:
-            found = blanket
-        else:
-            folder = self.run.folder.scratch / "uncalibrated"
-            folder.mkdir(exist_ok=True)
-            found = self._written("the fastest that needs no calibration", state, method, folder)
+        found = self.rival(Role.UNCALIBRATED.value, state, method, Role.UNCALIBRATED)
         is_random = self.run.provider.source is CalibrationSource.RANDOM
         return found if is_random or _is_nearer(found, result) else None
 
@@ -210,13 +184,10 @@ class Finalists:
         near = (name for name, state in blankets.items() if self._is_near(state, method))
         name = next(near, fastest)
         state = blankets[name]
-        if result is not None and self.space.placement(state) == result.placement:
-            return replace(result, name=name)
-        if not self._has_time_to_evaluate:
+        is_result = result is not None and self.space.placement(state) == result.placement
+        if not is_result and not self._has_time_to_evaluate:
             return None
-        folder = self.run.folder.scratch / "blanket"
-        folder.mkdir(exist_ok=True)
-        return self._written(name, state, method, folder)
+        return self.rival(name, state, method, Role.BLANKET)
 
     def _is_near(self, state: State, method: RangeMethod) -> bool:
         """Whether a blanket is accurate enough; False if there is no time to find out."""
@@ -276,13 +247,29 @@ class Finalists:
             for state, shortfall in accuracy.missed.items()
         )
 
-    def _written(self, name: str, state: State, method: RangeMethod, folder: Path) -> Finalist:
-        accuracy, placement = self.accuracy[method], self.space.placement(state)
+    def rival(self, name: str, state: State, method: RangeMethod, role: Role) -> Finalist:
+        """Write a choice as a file that may become the result, unless there is one with it.
+
+        Args:
+            name: A description.
+            state: The choice.
+            method: The method of its ranges.
+            role: Why it takes part in the last comparison.
+        """
+        placement = self.space.placement(state)
+        for known in self._known:
+            if known.placement == placement and known.method is method:
+                return replace(known, name=name, role=role)
+        folder = self.run.folder.scratch / f"finalist{len(self._known)}"
+        folder.mkdir(exist_ok=True)
+        accuracy = self.accuracy[method]
         accuracy.forget_sqnr_db(state)
         sqnr_db = accuracy.measured(SQNR, state)
         file = save_model(accuracy.inserter.model(placement), folder / names.FINAL, force=True)
         check_written(file, accuracy.inserter, placement, self.run.request.file)
-        return Finalist(name, state, placement, file, method, sqnr_db)
+        written = Finalist(name, state, placement, file, method, sqnr_db, role)
+        self._known.append(written)
+        return written
 
     def _best_ranges(self, state: State) -> RangeMethod:
         """Return the range method with which a choice is closest to the float model."""

@@ -48,7 +48,7 @@ _logger = logging.getLogger(__name__)
 
 _PROFILE_RUNS = 20
 _ERROR_SAMPLES = 4
-_MOST_EVALUATED = 16
+_MOST_EVALUATED = 4
 # Measuring for the report takes at most this part of the run's time, or these seconds.
 _PART, _LEAST_S = 0.1, 10.0
 _BY_ENGINE = "float in the file, but the engine runs it in integers: all around it is quantized"

@@ -132,18 +132,24 @@ class CandidateEvaluator:
                     self._tried[state] = score.failure
         return [found.get(state) or Score.failed(NO_TIME) for state in trial.candidates]
 
+    def speedups(self) -> dict[State, float]:
+        """Return the log speedups of the choices that were measured, without the float model."""
+        return {
+            state: gain for state, gain in self._tried.items() if state and isinstance(gain, float)
+        }
+
     def fastest_first(self) -> list[State]:
         """Return the choices that were measured, without the float model."""
-        known = {state: gain for state, gain in self._tried.items() if isinstance(gain, float)}
-        return sorted(filter(None, known), key=lambda state: -known[state])
+        known = self.speedups()
+        return sorted(known, key=lambda state: -known[state])
 
     def fastest_without_ranges(self) -> State | None:
         """Return the fastest choice that was tried and does not depend on calibration."""
         space = self.problem.space
         found = [
             (gain, state)
-            for state, gain in self._tried.items()
-            if isinstance(gain, float) and space.placement(state) and not space.needs_ranges(state)
+            for state, gain in self.speedups().items()
+            if space.placement(state) and not space.needs_ranges(state)
         ]
         return max(found, key=lambda each: each[0], default=(0.0, None))[1]
 
