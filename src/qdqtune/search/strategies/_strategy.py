@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, TypeVar
@@ -103,6 +103,10 @@ class Limits:
     least_gain: float = 0.0002
 
 
+def _anything(_: State) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class SearchTask:
     """What a strategy searches in.
@@ -112,12 +116,14 @@ class SearchTask:
         seeds: Whole-model choices to begin with, by name; the float model is always one.
         limits: How much it may do.
         seed: Decides what chance decides.
+        allows: Whether a choice is worth a benchmark: it may be accurate enough.
     """
 
     space: Space
     seeds: Mapping[str, State] = field(default_factory=dict)
     limits: Limits = Limits()
     seed: int = 0
+    allows: Callable[[State], bool] = _anything
 
     workflow: ClassVar[str] = REGION
     """The workflow that such a task is part of."""
@@ -270,9 +276,10 @@ class SteppedStrategy(SearchStrategy):
         return max(0, self.limits.benchmarks - self.asked)
 
     def _is_new(self, reference: State, state: State, effort: Effort) -> bool:
-        """Whether a comparison would tell anything that is not known."""
+        """Whether a comparison would tell anything that is not known, and matters."""
         own, key = self.space.key(reference), self.space.key(state)
-        return key != own and (own, key, effort) not in self._known
+        is_known = key == own or (own, key, effort) in self._known
+        return not is_known and self.task.allows(state)
 
     def _compare(
         self,

@@ -8,23 +8,23 @@ from dataclasses import dataclass, field, replace
 
 from qdqtune.config import DEFAULT_MIN_SQNR_DB
 from qdqtune.graph._files import save_model
-from qdqtune.records._accuracy import METRIC, SQNR, Rejected
+from qdqtune.records._accuracy import APPROXIMATE_SQNR, METRIC, SQNR, Rejected
 from qdqtune.records._front import FrontPoint
 from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import CalibrationSource, RangeMethod
 from qdqtune.records._tuning import Blanket
+from qdqtune.search._error_model import ErrorModel
 from qdqtune.search._space import Space, State
 from qdqtune.workflows.tuning import _folder as names
-from qdqtune.workflows.tuning._accuracy import (
-    AccuracyRepair,
-    ChoiceAccuracy,
-    name_groups,
-    parts_of,
-)
+from qdqtune.workflows.tuning._accuracy import ChoiceAccuracy
+from qdqtune.workflows.tuning._accuracy_repair import AccuracyRepair, name_groups, parts_of
 from qdqtune.workflows.tuning._final_check import PreviousResult, Timed, check_written
 from qdqtune.workflows.tuning._final_round import Finalist, Role
 from qdqtune.workflows.tuning._run_records import TuningRun
 from qdqtune.workflows.tuning._time_budget import TOLD_AHEAD_S
+
+# Estimates of errors may be wrong by so much: what looks worse is not tried.
+_UNSURE_DB = 1.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,38 @@ class Finalized:
         return self.shipped.placement if self.shipped is not None else Placement()
 
 
+@dataclass(frozen=True)
+class AccuratePart:
+    """Where a search goes on whose best choice is not accurate enough.
+
+    Attributes:
+        state: The part of that choice that is; empty if none is.
+        accuracy: Measures the accuracy of choices.
+        model: Estimates it.
+        least_db: The SQNR that the result must have.
+    """
+
+    state: State
+    accuracy: ChoiceAccuracy
+    model: ErrorModel
+    least_db: float
+
+    def allows(self, state: State) -> bool:
+        """Whether a choice may be accurate enough, by an estimate."""
+        return self.model.sqnr_db(state) >= self.least_db - _UNSURE_DB
+
+    def has(self, state: State) -> bool:
+        """Whether a choice is accurate enough, measured if it may be; this corrects estimates."""
+        if not self.accuracy.space.placement(state):
+            return True
+        if not self.allows(state):
+            return False
+        found = self.accuracy.measured(SQNR, state)
+        if found is not None:
+            self.model.observe({state: found})
+        return found is not None and found >= self.least_db
+
+
 @dataclass
 class Finalists:
     """Writes choices as files that may become the result.
@@ -71,15 +103,19 @@ class Finalists:
         run: The run.
         space: The search space that choices refer to.
         accuracy: Measures their accuracy, by the source of their ranges; not empty.
+        lost: Why the best of the search was not accurate enough, and what was left float of it;
+            empty if it was.
     """
 
     run: TuningRun
     space: Space
     accuracy: Mapping[RangeMethod, ChoiceAccuracy]
+    lost: str = field(default="", init=False)
     _is_foreseen: bool = field(default=False, init=False)
     _known: list[Finalist] = field(default_factory=list, init=False)
+    _accurate: State = field(default=frozenset(), init=False)
 
-    def foresee_repair(self, state: State) -> None:
+    def falls_short(self, state: State) -> bool:
         """Evaluate a choice once during the search, and reserve time if it needs a repair.
 
         Args:
@@ -88,15 +124,45 @@ class Finalists:
         budget = self.run.budget
         evaluations_s = budget.evaluation_s * len(self.accuracy)
         if self._is_foreseen or not state or not budget.has_time_for(evaluations_s):
-            return
+            return False
         self._is_foreseen = True
         if evaluations_s > TOLD_AHEAD_S:
             told = "comparing outputs of the best seed with float"
             self.run.reporter.tell("accuracy", told)
-        accuracy = self.accuracy[self._best_ranges(state)]
-        if accuracy.shortfall(state, with_metric=False):
+        tried = [next(iter(self.accuracy.values()))]
+        shortfall = tried[0].shortfall(state, with_metric=False)
+        if shortfall and len(self.accuracy) > 1:  # other ranges may do
+            tried.append(self.accuracy[self._best_ranges(state)])
+            shortfall = tried[1].shortfall(state, with_metric=False)
+        if shortfall:
             budget.foresee_repair(len(parts_of(self.space, state)))
-        accuracy.missed.clear()  # only choices evaluated at the end are reported
+        for accuracy in tried:
+            accuracy.missed.clear()  # only choices evaluated at the end are reported
+        return bool(shortfall)
+
+    def accurate_part(self, state: State, *, with_metric: bool) -> AccuratePart | None:
+        """Return what is accurate enough of a choice, to go on from; None if all of it is.
+
+        Args:
+            state: The best choice so far.
+            with_metric: Whether the user's metric counts, which may be slow.
+        """
+        if not self.space.placement(state) or self._accurate:
+            return None
+        accuracy = self.accuracy[self._best_ranges(state)]
+        if not accuracy.shortfall(state, with_metric=with_metric) or state in accuracy.unchecked:
+            return None
+        kept, self.lost = self._correct(state, accuracy, with_metric=with_metric)
+        least_db = accuracy.least_sqnr_db
+        if with_metric and accuracy.known(METRIC, state) is not None:
+            self._accurate = kept
+            least_db = max(least_db, accuracy.measured(SQNR, kept) or -math.inf)
+        model = ErrorModel(self.space)
+        alone = parts_of(self.space, state)
+        parts = {part: accuracy.known(APPROXIMATE_SQNR, part) for part in alone}
+        whole = {one: accuracy.known(SQNR, one) for one in (state, kept, *accuracy.missed)}
+        model.observe({one: db for one, db in {**parts, **whole}.items() if db is not None})
+        return AccuratePart(kept, accuracy, model, least_db)
 
     def result(self, state: State) -> Finalized:
         """Return the part of the fastest choice that is accurate enough, written to a file."""
@@ -110,6 +176,7 @@ class Finalists:
         ):
             kept, again = self._correct(state, accuracy)
             lost = again or lost
+        lost = lost or self.lost
         if kept:
             written = self.rival(Role.RESULT.value, kept, method, Role.RESULT)
             return Finalized(shipped=written, lost_to_accuracy=lost)
@@ -285,19 +352,24 @@ class Finalists:
             progress("kinds of ranges compared", len(found), len(self.accuracy))
         return max(found, key=found.__getitem__)
 
-    def _correct(self, state: State, accuracy: ChoiceAccuracy) -> tuple[State, str]:
+    def _correct(
+        self, state: State, accuracy: ChoiceAccuracy, *, with_metric: bool = True
+    ) -> tuple[State, str]:
         """Return the part of a choice that may become the result, and a description of the rest."""
         space, reporter = self.space, self.run.reporter
-        shortfall = accuracy.shortfall(state)
+        shortfall = accuracy.shortfall(state, with_metric=with_metric)
         if not shortfall:
             return state, ""
+        if self._accurate and not accuracy.shortfall(self._accurate):
+            return self._accurate, self.lost  # another repair would take as many evaluations
         if state in accuracy.unchecked:  # leaving parts of it float would not help
             reporter.tell("accuracy", shortfall)
             return frozenset(), shortfall
         reporter.tell("accuracy", f"{shortfall}; looking for what has to stay float")
         repair = AccuracyRepair(
-            space, accuracy, self.run.budget.repair_left_s, reporter.progress("accuracy")
-        )
+            space, accuracy, self.run.budget.repair_left_s, reporter.progress("accuracy"),
+            with_metric,
+        )  # fmt: skip
         kept = repair.correct_part(state)
         kept = kept if space.placement(kept) else frozenset()
         left = f"left float: {name_groups(space, state - kept, state)}"
@@ -315,6 +387,8 @@ def _is_nearer(one: Finalist, other: Finalist) -> bool:
 
 def _name(state: State, fastest: State) -> str:
     dropped = len(fastest - state)
+    if not state <= fastest:
+        return f"a candidate with {len(state)} choices quantized"
     if not dropped:
         return "the fastest candidate"
     return f"the fastest candidate with {dropped} of {len(fastest)} choices left float"

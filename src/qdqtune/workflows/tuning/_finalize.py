@@ -123,7 +123,9 @@ class Finalizer:
         """Return the best choice as a file, before it is timed."""
         if not self.evaluator.problem.space.placement(outcome.state):
             why_float = self._why_float(outcome)
-            return Finalized(why_float) if why_float else self.finalists.float_model()
+            if not why_float:
+                return self.finalists.float_model()
+            return Finalized(why_float, lost_to_accuracy=self.finalists.lost)
         attempt = self.finalists.result(outcome.state)
         is_known = rival is not None and rival.placement == attempt.placement
         if attempt.shipped is None or not is_known or self.run.budget.repair_left_s() >= 0:
@@ -149,6 +151,8 @@ class Finalizer:
             return f"nothing was measured before the end ({stopped})"
         if failure := self.evaluator.last_failure:
             return f"the engine runs no candidate: {failure.splitlines()[0]}"
+        if self.finalists.lost:
+            return f"what is faster is not accurate enough: {self.finalists.lost}"
         if source.reading is not None or source.converted_from:
             return ""
         got = f", as far as the search got ({stopped})" if stopped != FINISHED else ""

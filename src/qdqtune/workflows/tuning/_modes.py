@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
@@ -90,6 +90,22 @@ class SearchProblem:
 
     wants_layers: ClassVar[bool] = False
     """Whether it wants to see where the time of candidates goes."""
+
+    def continued(
+        self, name: str, seeds: Mapping[str, State], allows: Callable[[State], bool], most: int
+    ) -> SearchProblem:
+        """Return the same problem with a new strategy of that name, which begins elsewhere.
+
+        Args:
+            name: The strategy.
+            seeds: What it begins with.
+            allows: Whether a choice is worth a benchmark.
+            most: The maximum number of candidates.
+        """
+        task = self.strategy.task
+        limits = replace(task.limits, benchmarks=most)
+        task = replace(task, seeds=seeds, limits=limits, allows=allows)
+        return replace(self, strategy=make_strategy(task, name))
 
     def saw_layers(self, state: State, layers: Sequence[LayerTime]) -> None:
         """Take in the layers that a candidate runs as, before its score is told."""
