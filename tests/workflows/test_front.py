@@ -21,8 +21,9 @@ from qdqtune.search._error_model import ErrorModel, noise_of
 from qdqtune.search._space import Space, State
 from qdqtune.workflows._export import export, front_of
 from qdqtune.workflows.tuning._final_round import Finalist, FinalRound, Objective, Role
-from qdqtune.workflows.tuning._folder import PARETO
+from qdqtune.workflows.tuning._folder import JOURNAL, PARETO
 from qdqtune.workflows.tuning._front import spread
+from qdqtune.workflows.tuning._journal_format import whole_lines
 from tests.workflows.test_accuracy_repair import space as space
 from tests.workflows.test_final_round import RESULT, THRESHOLD, simulated, timed
 from tests.workflows.test_final_round import model as model
@@ -171,7 +172,7 @@ def test_a_point_that_was_changed_is_not_exported(
 
 
 @pytest.mark.parametrize("wanted", ["objective", "max_latency_ms"])
-def test_accuracy_is_chosen_from_the_same_measurements(
+def test_the_most_accurate_is_chosen_and_looked_for(
     model: Path, run: TuneResult, tmp_path: Path, wanted: str
 ) -> None:
     last = run.summary.front[-1]
@@ -182,4 +183,6 @@ def test_accuracy_is_chosen_from_the_same_measurements(
     assert summary.output_sqnr_db is not None
     assert summary.output_sqnr_db >= (last.sqnr_db or 0.0) - 1e-6
     assert summary.final_ms > run.summary.final_ms
+    lines = whole_lines(tmp_path / "run" / JOURNAL)
+    assert "front" in {line["stage"] for line in lines if line["kind"] == "measurement"}
     assert next(point for point in summary.front if point.chosen).sqnr_db == summary.output_sqnr_db

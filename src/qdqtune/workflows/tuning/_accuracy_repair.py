@@ -52,7 +52,7 @@ class AccuracyRepair:
         """
         if not state or self._is_correct(state):
             return state
-        ranked = self._ranked(parts_of(self.space, state))
+        ranked = self.ranked(parts_of(self.space, state))
 
         def without(count: int) -> State:
             return state.difference(*ranked[:count])
@@ -67,8 +67,12 @@ class AccuracyRepair:
 
         return without(fewest_dropped(len(ranked), is_correct, self.progress, next_count))
 
-    def _ranked(self, parts: Sequence[State]) -> list[State]:
-        """Sort parts by harm, largest first; those that were not evaluated come first."""
+    def ranked(self, parts: Sequence[State]) -> list[State]:
+        """Sort parts by harm, largest first; those that were not evaluated come first.
+
+        Args:
+            parts: The parts, which are evaluated alone.
+        """
         harm: dict[State, float] = {}
         for done, part in enumerate(sorted(parts, key=lambda part: -self._share(part)), 1):
             has_time = self.left_s() > self._check_s * math.ceil(math.log2(len(parts) + 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from qdqtune.config import DEFAULT_MIN_SQNR_DB
@@ -25,6 +25,8 @@ from qdqtune.workflows.tuning._time_budget import TOLD_AHEAD_S
 
 # Estimates of errors may be wrong by so much: what looks worse is not tried.
 _UNSURE_DB = 1.0
+# By how much more accurate models differ that are tried where accuracy is the objective.
+_STEP_DB = 2.0
 
 
 @dataclass(frozen=True)
@@ -157,12 +159,39 @@ class Finalists:
         if with_metric and accuracy.known(METRIC, state) is not None:
             self._accurate = kept
             least_db = max(least_db, accuracy.measured(SQNR, kept) or -math.inf)
-        model = ErrorModel(self.space)
-        alone = parts_of(self.space, state)
-        parts = {part: accuracy.known(APPROXIMATE_SQNR, part) for part in alone}
-        whole = {one: accuracy.known(SQNR, one) for one in (state, kept, *accuracy.missed)}
-        model.observe({one: db for one, db in {**parts, **whole}.items() if db is not None})
+        model = self._model(accuracy, state, (state, kept, *accuracy.missed))
         return AccuratePart(kept, accuracy, model, least_db)
+
+    def more_accurate(self, state: State, most: int) -> list[State]:
+        """Return ever smaller parts of a choice, without what harms most for its latency.
+
+        Args:
+            state: The best choice.
+            most: The maximum number of parts.
+        """
+        accuracy, reporter = next(iter(self.accuracy.values())), self.run.reporter
+        reporter.tell("accuracy", "looking for what harms accuracy most")
+        progress = reporter.progress("accuracy")
+        left_s = self.run.budget.repair_left_s
+        ranked = AccuracyRepair(self.space, accuracy, left_s, progress).ranked(
+            parts_of(self.space, state)
+        )
+        model, found = self._model(accuracy, state, (state,)), list[State]()
+        last_db = model.sqnr_db(state)
+        for part in ranked:
+            state -= part
+            if self.space.placement(state) and model.sqnr_db(state) >= last_db + _STEP_DB:
+                found.append(state)
+                last_db = model.sqnr_db(state)
+        return found[:most]
+
+    def _model(self, accuracy: ChoiceAccuracy, state: State, wholes: Iterable[State]) -> ErrorModel:
+        """Return estimates from what was measured: parts of a choice alone, and other choices."""
+        found = ErrorModel(self.space)
+        known = {one: accuracy.known(APPROXIMATE_SQNR, one) for one in parts_of(self.space, state)}
+        known |= {one: accuracy.known(SQNR, one) for one in wholes}
+        found.observe({one: db for one, db in known.items() if db is not None})
+        return found
 
     def result(self, state: State) -> Finalized:
         """Return the part of the fastest choice that is accurate enough, written to a file."""

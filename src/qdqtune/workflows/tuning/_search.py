@@ -29,6 +29,7 @@ from qdqtune.search._space import State
 from qdqtune.search.patterns._region_pattern import PatternView
 from qdqtune.search.strategies._strategy import SEEDS, Effort, Score, Trial, speedup_of
 from qdqtune.workflows.tuning._baseline import Baseline, Calibration
+from qdqtune.workflows.tuning._final_round import Objective
 from qdqtune.workflows.tuning._finalists import AccuratePart, Finalists
 from qdqtune.workflows.tuning._journal import Journal
 from qdqtune.workflows.tuning._modes import SearchProblem
@@ -41,6 +42,8 @@ _FLOAT: State = frozenset()
 _ACCURATE = "accurate part"
 # Once for the best seed, and once for what a search ends with.
 _MOST_RESTARTS = 2
+# Candidates that are tried because they are more accurate, where that is the objective.
+_MORE_ACCURATE = 6
 NO_TIME = "there was no time for it"
 INACCURATE = "it is not accurate enough"
 """Why a candidate has no score."""
@@ -406,6 +409,8 @@ def search(
                 break
             part = found
             _restart(evaluator, part, most)
+        if stopped == FINISHED and Objective.of(run.request.config).prefers_accuracy:
+            _try_more_accurate(evaluator, finalists, most)
     except KeyboardInterrupt:
         stopped = INTERRUPTED
         _logger.warning("interrupted: finishing the best model so far; press Ctrl-C again to abort")
@@ -475,6 +480,16 @@ def _restart(evaluator: CandidateEvaluator, part: AccuratePart, most: int) -> No
     left = max(most - evaluator.tries, 1) + len(seeds)
     evaluator.problem = problem.continued(config.strategy, seeds, part.allows, left)
     evaluator.run.reporter.tell("accuracy", "searching on among what is accurate enough")
+
+
+def _try_more_accurate(evaluator: CandidateEvaluator, finalists: Finalists, most: int) -> None:
+    """Time slower and more accurate models: the search looked for the fastest."""
+    best = evaluator.problem.strategy.best
+    room = min(_MORE_ACCURATE, most - evaluator.tries)
+    if room > 0 and (states := finalists.more_accurate(best, room)):
+        trial = Trial(best, tuple(states), Effort.CONFIRM, "front")
+        scores, _ = _answer(evaluator, trial)
+        _tell(evaluator, trial, f"{_candidates(len(scores))}, {_change(scores)}")
 
 
 def _answer(evaluator: CandidateEvaluator, trial: Trial) -> tuple[list[Score], bool]:
