@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 
+from qdqtune import zoo
 from qdqtune.graph._files import load_model
+from qdqtune.graph._folding import fold
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._shapes import infer_shapes
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.qdq._read_back import read
+from qdqtune.qdq.dialects import dialect_named
 from qdqtune.records._errors import ModelError, UsageError
 from qdqtune.records._front import Front, not_beaten
 from qdqtune.records._placement import Edge, Placement
 from qdqtune.records._tuning import TuneResult
 from qdqtune.report._tuning import tune_text
 from qdqtune.search._error_model import ErrorModel, noise_of
-from qdqtune.search._space import Space, State
+from qdqtune.search._space import Space, State, group_ops
 from qdqtune.workflows._export import export, front_of
 from qdqtune.workflows.tuning._final_round import Finalist, FinalRound, Objective, Role
 from qdqtune.workflows.tuning._folder import JOURNAL, PARETO
@@ -97,6 +105,15 @@ def test_points_are_taken_from_one_end_of_a_front_to_the_other(most: int) -> Non
     assert [state for state in front if state in found] == found
 
 
+def zoo_space(name: str, **settings: int) -> Space:
+    model = ir.from_proto(zoo.build(name, **settings))
+    fold(model)
+    infer_shapes(model)
+    index = GraphIndex(model)
+    planner = QuantizationPlanner(index, dialect_named("onnxruntime"), "int8")
+    return Space(planner, group_ops(index, planner).groups, {})
+
+
 def parts(space: Space) -> dict[State, float]:
     singles = (frozenset({number}) for number in sorted(space.everything))
     return {
@@ -125,6 +142,16 @@ def test_what_was_measured_corrects_what_was_not(space: Space) -> None:
     assert model.estimated_db(everything) == pytest.approx(before - 6.0, abs=0.1)
     largest = max(known, key=lambda state: noise_of(known[state]))
     assert model.estimated_db(everything - largest) > model.estimated_db(everything)
+
+
+def test_what_comes_to_nothing_has_no_noise() -> None:
+    model = zoo_space("resnet18", image=32, width=8)
+    moving = [frozenset({n}) for n in sorted(model.everything) if not model.closed(frozenset({n}))]
+    assert moving
+    errors = ErrorModel(model)
+    errors.observe(dict.fromkeys(moving, 300.0))
+    assert all(errors.sqnr_db(state) == math.inf for state in moving)
+    assert math.isfinite(errors.sqnr_db(model.everything))
 
 
 @pytest.fixture(scope="module")

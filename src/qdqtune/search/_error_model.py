@@ -47,8 +47,8 @@ class ErrorModel:
             found: SQNR of the worst output in dB, by choice.
         """
         for state, sqnr_db in found.items():
-            if state:
-                self._measured[self._space.closed(state)] = noise_of(sqnr_db)
+            if closed := self._space.closed(state):  # ops that only move values need others
+                self._measured[closed] = noise_of(sqnr_db)
         self._noise = None
 
     def sqnr_db(self, state: State) -> float:

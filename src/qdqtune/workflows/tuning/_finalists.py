@@ -155,6 +155,7 @@ class Finalists:
         if not accuracy.shortfall(state, with_metric=with_metric) or state in accuracy.unchecked:
             return None
         kept, self.lost = self._correct(state, accuracy, with_metric=with_metric)
+        self.lost += ", and the search went on"
         least_db = accuracy.least_sqnr_db
         if with_metric and accuracy.known(METRIC, state) is not None:
             self._accurate = kept

@@ -108,7 +108,7 @@ class Finalizer:
             models.append(rival.file)
         final = FinalRound(entries, self._time(list(dict.fromkeys(models))))
         found = self._chosen(attempt, final, rival)
-        found = replace(found, rejected=finalists.rejected(outcome.state, blankets))
+        found = replace(found, rejected=finalists.rejected(outcome.fastest, blankets))
         if found.shipped is not None:
             return self._ship(found, found.shipped)
         if rival is None:

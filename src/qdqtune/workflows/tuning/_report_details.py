@@ -223,7 +223,7 @@ class DetailsGatherer:
         planner, space = self.calibration.planner, self.evaluator.problem.space
         effects = GroupEffects(space, self.run.journal.kept_lines, placement.digest(), inaccurate)
         chosen = space.nearest(placement)
-        harmful = space.closed(self.outcome.state) - chosen if final.lost_to_accuracy else set()
+        harmful = space.closed(self.outcome.fastest) - chosen if final.lost_to_accuracy else set()
         reasons = dict(planner.left_float)
         for number, group in enumerate(space.groups):
             if number in harmful:

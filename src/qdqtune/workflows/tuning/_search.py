@@ -373,11 +373,19 @@ class SearchOutcome:
         state: The best choice.
         stopped: Why it ended, in the summary's terms.
         seeds: Speedups of the whole-model choices that were tried, by name.
+        inaccurate: The first best choice that was not accurate enough; empty if every one was, as
+            far as it was checked.
     """
 
     state: State = _FLOAT
     stopped: str = FINISHED
     seeds: Mapping[str, float] = field(default_factory=dict)
+    inaccurate: State = _FLOAT
+
+    @property
+    def fastest(self) -> State:
+        """The best choice if accuracy does not count."""
+        return self.inaccurate or self.state
 
 
 def search(
@@ -398,7 +406,7 @@ def search(
     run.reporter.search_begins()
     if not run.snapshots.exist:
         evaluator.take_snapshot(evaluator.candidate_of(strategy.best), baseline.latency_ms)
-    part, most = None, strategy.task.limits.benchmarks
+    part, inaccurate, most = None, _FLOAT, strategy.task.limits.benchmarks
     try:
         for _ in range(1 + _MOST_RESTARTS):
             stopped, is_short = _follow(baseline, evaluator, finalists, seeds, part)
@@ -407,7 +415,7 @@ def search(
                 found = finalists.accurate_part(best, with_metric=not is_short)
             if found is None:
                 break
-            part = found
+            part, inaccurate = found, inaccurate or best
             _restart(evaluator, part, most)
         if stopped == FINISHED and Objective.of(run.request.config).prefers_accuracy:
             _try_more_accurate(evaluator, finalists, most)
@@ -423,7 +431,7 @@ def search(
     state = strategy.best
     if part is not None and not state and not evaluator.has_tried(part.state):
         state = part.state
-    return SearchOutcome(state, stopped, seeds)
+    return SearchOutcome(state, stopped, seeds, inaccurate)
 
 
 def _follow(
