@@ -39,12 +39,14 @@ MODELS: Mapping[str, Mapping[str, int]] = {
 _SAMPLES = 4
 
 
-def random_states(space: Space, count: int, seed: int) -> list[State]:
-    """Distinct placements, from sparse to dense."""
+def random_states(
+    space: Space, count: int, seed: int, densities: tuple[float, float]
+) -> list[State]:
+    """Distinct placements with some share of the groups."""
     rng, found = random.Random(seed), dict[str, State]()
     numbers = sorted(space.everything)
     while len(found) < count:
-        density = rng.uniform(0.1, 0.9)
+        density = rng.uniform(*densities)
         state = frozenset(number for number in numbers if rng.random() < density)
         if space.placement(state):
             found.setdefault(space.key(state), state)
@@ -67,7 +69,13 @@ def _space(inserter: Inserter) -> Space:
     return Space(planner, group_ops(inserter.index, planner).groups, {})
 
 
-def correlations(name: str, settings: Mapping[str, int], count: int, seed: int) -> dict[str, float]:
+def correlations(
+    name: str,
+    settings: Mapping[str, int],
+    count: int,
+    seed: int,
+    densities: tuple[float, float] = (0.1, 0.9),
+) -> dict[str, float]:
     """The rank correlations on a model."""
     alone = SessionOptions(threads=1)
     with Worker("onnxruntime", alone) as worker, tempfile.TemporaryDirectory() as folder:
@@ -85,7 +93,7 @@ def correlations(name: str, settings: Mapping[str, int], count: int, seed: int) 
             return sqnr_db
 
         singles = [frozenset({n}) for n in space.everything if space.placement(frozenset({n}))]
-        states = random_states(space, count, seed)
+        states = random_states(space, count, seed, densities)
         parts = {state: measured(AS_WRITTEN)(state) for state in singles}
         whole = {state: measured(alone)(state) for state in states}
         reference.close()
@@ -117,9 +125,16 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS), help="names, separated by commas")
     parser.add_argument("--placements", type=int, default=50, help="random placements of each")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--density", type=float, help="share of groups in every placement, instead of 0.1 to 0.9"
+    )
     options = parser.parse_args()
+    share = options.density
+    densities = (0.1, 0.9) if share is None else (share, share)
     for name in options.models.split(","):
-        found = correlations(name, MODELS.get(name, {}), options.placements, options.seed)
+        found = correlations(
+            name, MODELS.get(name, {}), options.placements, options.seed, densities
+        )
         print(f"{name}: " + ", ".join(f"{key} {value:.2f}" for key, value in found.items()))
 
 

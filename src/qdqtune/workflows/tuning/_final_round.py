@@ -23,7 +23,7 @@ _NEARLY_AS_FAST = 1.02
 class Role(Enum):
     """Why a model takes part in the last comparison."""
 
-    RESULT = "the fastest of the search that is accurate enough"
+    RESULT = "the fastest"
     BLANKET = "a whole-model placement that needs no search"
     FRONT = "slower in the search, and more accurate"
     UNCALIBRATED = "the fastest that needs no calibration"

@@ -407,11 +407,12 @@ def search(
     if not run.snapshots.exist:
         evaluator.take_snapshot(evaluator.candidate_of(strategy.best), baseline.latency_ms)
     part, inaccurate, most = None, _FLOAT, strategy.task.limits.benchmarks
+    can_restart = run.request.config.workflow == REGION  # an assembly is not begun elsewhere
     try:
         for _ in range(1 + _MOST_RESTARTS):
             stopped, is_short = _follow(baseline, evaluator, finalists, seeds, part)
             best, found = evaluator.problem.strategy.best, None
-            if stopped == FINISHED and evaluator.tries < most:
+            if stopped == FINISHED and can_restart and evaluator.tries < most:
                 found = finalists.accurate_part(best, with_metric=not is_short)
             if found is None:
                 break
@@ -426,6 +427,8 @@ def search(
         stopped = ENGINE_FAILED
         _logger.warning("%s Finishing the best model so far.", error)
     strategy = evaluator.problem.strategy
+    if stopped == FINISHED:
+        stopped = evaluator.problem.preparation.stopped
     if stopped == FINISHED and strategy.is_cut_short:
         stopped = BY_COUNT
     state = strategy.best
