@@ -25,7 +25,7 @@ DESCRIPTION = (
     "With --exclusion_list: write which nodes stay float, for another quantization tool."
 )
 EXAMPLES = (
-    "qdqtune export autotuner_output --pareto 1 -o point.onnx",
+    "qdqtune export autotuner_output --candidate c0000 -o candidate.onnx",
     "qdqtune export quantized.onnx --exclusion_list onnxruntime -o exclude.json",
 )
 
