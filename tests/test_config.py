@@ -77,6 +77,8 @@ TYPED: dict[str, tuple[list[str], Any]] = {
     "performance_threshold": (["--performance_threshold", "1.5"], 1.5),
     "evaluate": (["--evaluate", "m:f"], "m:f"),
     "max_drop": (["--max_drop", "0.2"], 0.2),
+    "objective": (["--objective", "accuracy"], "accuracy"),
+    "max_latency_ms": (["--max_latency", "2.5"], 2.5),
     "calibration_data": (["--calibration_data", "d.npz"], "d.npz"),
     "calibration_samples": (["--calibration_samples", "4"], 4),
     "calibration_method": (["--calibration_method", "minmax"], RangeMethod.MAX),
@@ -165,6 +167,7 @@ EXPORT_TYPED: dict[str, tuple[list[str], Any]] = {
     **DATA,
     "is_list": (["--list"], True),
     "candidate": (["--candidate", "c0001"], "c0001"),
+    "pareto": (["--pareto", "2"], 2),
     "exclusion_list": (["--exclusion_list", "nncf"], "nncf"),
 }
 INSPECT_TYPED: dict[str, tuple[list[str], Any]] = {
@@ -341,13 +344,15 @@ def test_the_identity_of_a_run() -> None:
     other = replace(
         plain, evaluate="m:f", max_drop=0.5, optimize=False, node_filter=["b", "a"],
         region_filter=["r"], filters=NameFilters(nodes_to_exclude="stem"),
-        calibration_method="minmax",
+        calibration_method="minmax", objective="accuracy", max_latency_ms=5.0,
     )  # fmt: skip
     assert other.identity() == plain.identity() | {
         "calibration_method": "max",
         "node_filter": ["a", "b"],
         "evaluate": "m:f",
         "max_drop": 0.5,
+        "objective": "accuracy",
+        "max_latency_ms": 5.0,
         "optimize": False,
         "region_filter": ["r"],
         "filters": {

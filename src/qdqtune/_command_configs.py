@@ -143,6 +143,9 @@ class ExportConfig(OverwriteConfig):
     candidate: str | None = option(
         None, replace(NAME, metavar="ID"), "the candidate to write; see --list"
     )
+    pareto: int | None = option(
+        None, whole(1), "the point of the run's front to write; 1 is the fastest"
+    )
     exclusion_list: str | None = option(
         None, one_of(EXCLUSION_TOOLS),
         "write the nodes that stay float, in the form in which this tool takes nodes to exclude",

@@ -54,6 +54,8 @@ WORKFLOWS = (REGION, SUBGRAPH)
 PRESETS = ("quick", "default", "extensive")
 RESUME = ("auto", "never")
 AUTO_STRATEGY = "auto"
+LATENCY, ACCURACY = "latency", "accuracy"
+OBJECTIVES = (LATENCY, ACCURACY)
 FROM_PYTHON = "qdqtune.tune (Python)"
 
 INPUTS = Kind(
@@ -338,6 +340,24 @@ class MetricConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig(Config):
+    """Which of the models that meet the limits becomes the result."""
+
+    TITLE: ClassVar[str] = AccuracyConfig.TITLE
+
+    objective: str = option(
+        LATENCY, one_of(OBJECTIVES),
+        "hand over the fastest model that is accurate enough, or the most accurate one that is "
+        "faster than the model as given", identity=Identity.IF_SET,
+    )  # fmt: skip
+    max_latency_ms: float | None = option(
+        None, number("a number of milliseconds above 0", 1e-6, metavar="MS"),
+        "hand over the most accurate model that takes at most this many milliseconds",
+        "--max_latency", default_text="no limit", identity=Identity.IF_SET,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class OutputConfig(Config):
     """Output folder of a run, and whether to resume or replace an earlier run in it."""
 
@@ -378,6 +398,7 @@ class TuneConfig(
     SearchConfig,
     AccuracyConfig,
     MetricConfig,
+    ObjectiveConfig,
     CalibrationConfig,
     ImageConfig,
     InputConfig,

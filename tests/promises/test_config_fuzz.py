@@ -445,10 +445,10 @@ def subgraph_cache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What subgraph mode keeps, with something in every part of it."""
     from qdqtune.records._tuning import BY_LAYERS, Batch, SchemeTimes, SubgraphTimes
     from qdqtune.search.subgraphs._assembly import ObservedCosts
-    from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache
+    from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache, TimedGroup
 
     cache = SubgraphCache(tmp_path_factory.mktemp("cache") / "autotune_cache.json", HEADER)
-    cache.keep_groups([(("n0", "n1"), 0.4), (("n2",), 0.2)], 1)
+    cache.keep_groups([TimedGroup(("n0", "n1"), 0.4, "whole"), TimedGroup(("n2",), 0.2)], 1)
     cache.keep_build_s(0.05)
     forms = [SchemeTimes(name, 0.4, 0.3, (0.1, 0.0), (0.0, 0.1)) for name in ("none", "full")]
     cache.keep_subgraph(

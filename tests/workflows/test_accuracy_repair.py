@@ -17,8 +17,8 @@ from qdqtune.report._tuning import tune_text
 from qdqtune.search._space import Space, State
 from qdqtune.testing.simulated import QUIET
 from qdqtune.workflows._accuracy_evaluator import AccuracyEvaluator
-from qdqtune.workflows.tuning import _accuracy as repairing
-from qdqtune.workflows.tuning._accuracy import AccuracyRepair
+from qdqtune.workflows.tuning import _accuracy_repair as repairing
+from qdqtune.workflows.tuning._accuracy_repair import AccuracyRepair
 from qdqtune.workflows.tuning._folder import JOURNAL
 from qdqtune.workflows.tuning._journal_format import encode, whole_lines
 from qdqtune.workflows.tuning._tune import tune
@@ -35,7 +35,8 @@ class FixedAccuracy:
         self.now_s = 0.0
         self.known: set[tuple[str, State]] = set()
 
-    def shortfall(self, choice: State) -> str:
+    def shortfall(self, choice: State, *, with_metric: bool) -> str:
+        assert with_metric
         self._measure("exactly", choice, CHECK_S)
         return "too far" if choice & HARMFUL else ""
 

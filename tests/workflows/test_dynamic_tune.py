@@ -17,14 +17,15 @@ from qdqtune.qdq._read_back import read
 from qdqtune.records._errors import UsageError
 from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import RangeMethod
-from qdqtune.workflows.tuning._finalists import Finalist
-from qdqtune.workflows.tuning._finalize import FinalRound, _dynamic_contends
+from qdqtune.workflows.tuning._final_round import Finalist, FinalRound, Objective, Role
+from qdqtune.workflows.tuning._finalize import _dynamic_contends
 from qdqtune.workflows.tuning._tune import tune
 from tests.workflows.test_final_round import BLANKET, RESULT, THRESHOLD, timed
 
 UNCALIBRATED = Finalist(
-    "uncalibrated", frozenset({2}), Placement.of(dynamic=["op"]), Path("free"), RangeMethod.MAX
-)
+    "uncalibrated", frozenset({2}), Placement.of(dynamic=["op"]), Path("free"), RangeMethod.MAX,
+    role=Role.UNCALIBRATED,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +52,9 @@ def test_what_needs_no_calibration_is_preferred_if_nearly_as_fast(
 ) -> None:
     speeds = {RESULT.file: timed(result), BLANKET.file: timed(1.0)}
     free = uncalibrated if isinstance(uncalibrated, str) else timed(uncalibrated)
-    final = FinalRound(RESULT, BLANKET, {**speeds, UNCALIBRATED.file: free}, UNCALIBRATED)
-    assert final.choose(THRESHOLD, str) == (chosen, "")
+    entries = (RESULT, BLANKET, UNCALIBRATED)
+    final = FinalRound(entries, {**speeds, UNCALIBRATED.file: free})
+    assert final.choose(Objective(THRESHOLD), lambda _: "") == (chosen, "")
 
 
 def test_dynamic_quantization_sets_the_accuracy_only_where_it_is_about_as_fast() -> None:

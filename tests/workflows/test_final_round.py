@@ -22,16 +22,22 @@ from qdqtune.records._ranges import RangeMethod
 from qdqtune.records._tuning import TuneResult
 from qdqtune.testing.simulated import QUIET
 from qdqtune.workflows.tuning._final_check import Timed, time_final
-from qdqtune.workflows.tuning._finalists import Finalist
-from qdqtune.workflows.tuning._finalize import FinalRound
+from qdqtune.workflows.tuning._final_round import Finalist, FinalRound, Objective, Role
 from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
 from tests.workflows.endings import end_with
 
 THRESHOLD = 1.02
 RESULT, BLANKET = (
-    Finalist(name, frozenset({n}), Placement.of([Edge(name, name, 0)]), Path(name), RangeMethod.MAX)
-    for n, name in enumerate(("result", "blanket"))
+    Finalist(
+        role.name,
+        frozenset({n}),
+        Placement.of([Edge(role.name, role.name, 0)]),
+        Path(role.name),
+        RangeMethod.MAX,
+        role=role,
+    )
+    for n, role in enumerate((Role.RESULT, Role.BLANKET))
 )
 
 
@@ -65,8 +71,12 @@ def test_the_better_one_ships(
         for finalist, each in ((RESULT, result), (BLANKET, blanket))
         if each is not None
     }
-    final = FinalRound(None if result is None else RESULT, BLANKET, found)
-    ships, reason = final.choose(THRESHOLD, lambda: "" if is_accurate else "5 dB too low")
+    final = FinalRound([BLANKET] if result is None else [RESULT, BLANKET], found)
+
+    def shortfall(entry: Finalist) -> str:
+        return "5 dB too low" if entry is BLANKET and not is_accurate else ""
+
+    ships, reason = final.choose(Objective(THRESHOLD), shortfall)
     assert ships == chosen
     assert bool(reason) == (ships is None and result is not None)
     record = final.blanket_record(ships, "", None)
@@ -76,10 +86,9 @@ def test_the_better_one_ships(
 
 
 def test_a_slow_metric_is_asked_for_only_if_the_blanket_would_ship() -> None:
-    final = FinalRound(
-        RESULT, BLANKET, {RESULT.file: timed(1.5), BLANKET.file: timed(1.3)}
-    )  # fmt: skip
-    assert final.choose(THRESHOLD, lambda: pytest.fail("asked"))[0] is RESULT
+    found = {RESULT.file: timed(1.5), BLANKET.file: timed(1.3)}
+    final = FinalRound([RESULT, BLANKET], found)
+    assert final.choose(Objective(THRESHOLD), lambda _: pytest.fail("asked"))[0] is RESULT
 
 
 @pytest.fixture(scope="module")

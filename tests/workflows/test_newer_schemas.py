@@ -16,6 +16,7 @@ import qdqtune
 from qdqtune.calibration._ranges import Calibrated, RangeCache
 from qdqtune.cli.main import main
 from qdqtune.records._errors import NewerSchemaError
+from qdqtune.records._front import Front
 from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import Ranges
 from qdqtune.records._report import ReportDetails
@@ -23,6 +24,7 @@ from qdqtune.records._tuning import Summary
 from qdqtune.records._untrusted_files import SCHEMAS
 from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.search.patterns._state_file import read_state
+from qdqtune.workflows._export import front_of
 from qdqtune.workflows.tuning._folder import READ_AGAIN, SUBGRAPH_CACHE
 from qdqtune.workflows.tuning._journal_format import encode, read_journal
 from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache
@@ -55,6 +57,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "autotune_cache": lambda path: SubgraphCache(path, HEADER),
     "autotuner_state": read_state,
     "journal": read_journal,
+    "pareto": lambda path: front_of(path.parent),
     "pattern_cache": PatternCache.load,
     "placement": lambda path: Placement.from_json(path.read_text(), str(path)),
     "ranges": lambda path: Ranges.from_json(path.read_text(), str(path)),
@@ -73,6 +76,8 @@ def write_newer(kind: str, folder: Path) -> Path:
             SubgraphCache(path, HEADER).keep_profiled()
     elif kind == "calibration":
         RangeCache(folder).store(*path.stem.split("-"), Calibrated({}, 1, {}))
+    elif kind == "pareto":
+        path.write_text(json.dumps(Front().to_dict()))
     elif kind == "report":
         path.write_text(json.dumps(ReportDetails().to_dict()))
     elif not path.exists():

@@ -24,7 +24,7 @@ from qdqtune.records._errors import OutputError
 from qdqtune.records._tuning import BY_TOTAL, Batch, SchemeTimes, SubgraphTimes, TuneResult
 from qdqtune.search.subgraphs._assembly import ObservedCosts
 from qdqtune.search.subgraphs._quantizable_groups import Subgraph
-from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache
+from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache, TimedGroup
 from qdqtune.workflows.tuning._subgraph_profiler import SubgraphProfiler
 from qdqtune.workflows.tuning._tune import tune
 
@@ -234,7 +234,7 @@ FULL_CACHE: tuple[SubgraphTimes, ObservedCosts, Batch] = (
 def filled(path: Path, header: dict[str, Any]) -> SubgraphCache:
     cache = SubgraphCache(path, header)
     times, seen, batch = FULL_CACHE
-    cache.keep_groups([(("a", "b"), 1.5), (("c",), 0.0)], ["part", ""], 1)
+    cache.keep_groups([TimedGroup(("a", "b"), 1.5, "part"), TimedGroup(("c",), 0.0)], 1)
     cache.describe({"k": {"nodes": ["a", "b"]}})
     cache.keep_subgraph(times)
     cache.keep_profiled()

@@ -35,7 +35,7 @@ from qdqtune.search.subgraphs._quantizable_groups import DYNAMIC, Content, Quant
 from qdqtune.testing.simulated import QUIET
 from qdqtune.workflows.tuning import _layer_groups, _modes, _subgraph_profiler
 from qdqtune.workflows.tuning._folder import LOCK
-from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache
+from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache, TimedGroup
 from qdqtune.workflows.tuning._throughput import SIZE, least_ms, multiply_adds
 from qdqtune.workflows.tuning._time_budget import PRESETS, TimeBudget
 from qdqtune.workflows.tuning._tune import tune
@@ -243,7 +243,7 @@ def test_what_a_shared_layer_takes_is_divided_by_what_its_groups_take_alone(
     cache = SubgraphCache(tmp_path / "cache.json", {})
     nodes = [("a",), ("b",), ("c",), ("norm",)]
     times = [0.0, whole_ms, 5.0, 0.0]
-    cache.keep_groups(list(zip(nodes, times, strict=True)), ["part", "part", "", "part"], 0)
+    cache.keep_groups(list(map(TimedGroup, nodes, times, ["part", "part", "", "part"])), 0)
     alone = [SubgraphTimes("k", BY_LAYERS, (SchemeTimes("none", ms, ms),)) for ms in (3.0, 1.0)]
     content = Content("k", ("a",), (), ())
     units = [

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from qdqtune.records._results import Candidate
 
 DESCRIPTION = (
-    "Write any candidate of a tuning run as a model of its own, or list them. "
+    "Write any candidate of a tuning run, or a point of its front, as a model of its own, or list "
+    "the candidates. "
     "With --exclusion_list: write which nodes stay float, for another quantization tool."
 )
 EXAMPLES = (
@@ -81,17 +82,37 @@ def _write_candidate(options: argparse.Namespace, config: ExportConfig) -> None:
     from qdqtune.report._tuning import candidates_record, candidates_text
     from qdqtune.workflows._export import export, list_candidates
 
+    if config.pareto is not None:
+        _write_point(options, config.pareto, config)
+        return
     candidates = list_candidates(options.folder)
     if config.is_list:
         show(options, candidates_record(candidates), lambda: candidates_text(candidates))
         return
     chosen = _chosen(options.folder, config.candidate, candidates)
     if options.output is None:
-        raise UsageError("No output file was given.", "Name it: -o OUT.onnx.")
+        raise _no_output()
     with show_progress(quiet=options.quiet, first=f"writing candidate {chosen.id}"):
         report = export(options.folder, chosen.id, options.output, force=config.force)
     text = f"{report.output}: candidate {chosen.id}, {chosen.tensors} tensors quantized"
     show(options, report, lambda: printable(text))
+
+
+def _write_point(options: argparse.Namespace, number: int, config: ExportConfig) -> None:
+    from qdqtune.report._progress import show_progress
+    from qdqtune.workflows._export import export
+
+    if options.output is None:
+        raise _no_output()
+    with show_progress(quiet=options.quiet, first=f"writing point {number} of the front"):
+        report = export(options.folder, number, options.output, force=config.force)
+    found = report.candidate
+    text = f"{report.output}: point {number}, {found.speedup:.3f}x, {found.tensors} tensors"
+    show(options, report, lambda: printable(f"{text} quantized"))
+
+
+def _no_output() -> UsageError:
+    return UsageError("No output file was given.", "Name it: -o OUT.onnx.")
 
 
 def _chosen(folder: str, candidate: str | None, candidates: Sequence[Candidate]) -> Candidate:

@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 
 from qdqtune.records._accuracy import Rejected, allowed_sqnr_db, is_near_limit
 from qdqtune.records._errors import UsageError
+from qdqtune.records._front import FrontPoint
 from qdqtune.records._json_form import UNBOUNDED, Record
 from qdqtune.records._measurement import MOST_MS, EngineInfo
 from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import RANDOM_WARNING, CalibrationSource
 from qdqtune.records._results import Candidate, Result
-from qdqtune.records._untrusted_files import SCHEMAS, number_in, versioned
+from qdqtune.records._untrusted_files import LARGEST, SCHEMAS, number_in, versioned
 
 _OF_SUBGRAPHS = {"groups", "structural", "units"}
 
@@ -232,6 +233,8 @@ class Summary(Record):
             0 if there was no comparison, and in old summaries.
         dynamic_ops: Number of ops in the written model whose input is quantized at run time.
         unfused_ops: Number of float ops in it that the engine is kept from fusing.
+        front: The models of the final comparison of which none is both faster and more accurate
+            than another, fastest first; see `pareto.json`.
     """
 
     KIND: ClassVar[str] = "summary"
@@ -301,6 +304,7 @@ class Summary(Record):
     openings: int = 0
     dynamic_ops: int = 0
     unfused_ops: int = 0
+    front: tuple[FrontPoint, ...] = ()
 
     @property
     def contents(self) -> str:
@@ -321,6 +325,11 @@ class Summary(Record):
     def min_sqnr_db(self) -> float | None:
         """The required SQNR of every output; None if there is no limit."""
         return self.conditions.get("min_sqnr_db")
+
+    @property
+    def max_latency_ms(self) -> float | None:
+        """The requested maximum latency; None if there is no limit."""
+        return self.conditions.get("max_latency_ms")
 
     @property
     def allowed_sqnr_db(self) -> float | None:
@@ -363,6 +372,8 @@ class Summary(Record):
         """See `Record.check`."""
         if self.min_sqnr_db is not None:
             number_in(self.min_sqnr_db, "the least SQNR", 0.0, 1e9)
+        if self.max_latency_ms is not None:
+            number_in(self.max_latency_ms, "the maximum latency", 0.0, LARGEST)
         if self.subgraphs and not self.subgraphs.keys() >= _OF_SUBGRAPHS:
             raise ValueError("some counts of subgraph mode are missing")
 

@@ -24,6 +24,7 @@ SCHEMAS: Mapping[str, int] = MappingProxyType(
         "autotuner_state": 1,
         "calibration": 1,
         "journal": 2,
+        "pareto": 1,
         "pattern_cache": 1,
         "placement": 2,
         "ranges": 1,

@@ -82,6 +82,12 @@ def _timed_at_the_end(run: RunView, summary: Summary) -> Iterator[Contender]:
             *blanket.speedup_interval, blanket.sqnr_db, blanket.metric, blanket.shortfall,
             candidate=ids.get(blanket.name, ""),
         )  # fmt: skip
+    for number, point in enumerate(summary.front, 1):
+        if not point.chosen and (blanket is None or point.name != blanket.name):
+            yield Contender(
+                f"front, point {number}: {point.name}", point.speedup, point.latency_ms,
+                *point.speedup_interval, point.sqnr_db, point.metric, candidate=point.candidate,
+            )  # fmt: skip
 
 
 def _timed_in_the_search(run: RunView, summary: Summary) -> Iterator[Contender]:
@@ -93,6 +99,7 @@ def _timed_in_the_search(run: RunView, summary: Summary) -> Iterator[Contender]:
     best = summary.blanket.name if summary.blanket is not None else ""
     at_the_end = {ids.get(name) for name in (_RESULT, best)}
     shown = {_first(summary), best}
+    shown |= {point.name for point in summary.front}
     for name, speedup in sorted(summary.seeds.items(), key=lambda item: -item[1]):
         candidate = ids.get(name, "")
         if name in shown or (candidate and candidate in at_the_end):

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from qdqtune.records._front import FrontPoint
 from qdqtune.records._inputs import shape_text
 from qdqtune.records._measurement import FLOAT32
 from qdqtune.records._printable import message
@@ -44,6 +45,9 @@ def tune_text(result: TuneResult) -> str:
         summary_table(summary),
         "",
     ]
+    if len(summary.front) > 1:
+        command = f"qdqtune export {result.output_dir} --pareto N -o OUT.onnx"
+        lines += [front_table(summary.front), f"Write one of these: {command}", ""]
     if summary.batches:
         lines += [*_batches(summary), ""]
     lines += [
@@ -82,6 +86,19 @@ def summary_table(summary: Summary) -> Table:
     )  # fmt: skip
     shown = [n for n in range(len(_COLUMNS)) if n < _ALWAYS or any(row[n] for row in rows)]
     return Table(_COLUMNS, rows, right=(1, 2, 4, 5)).only(shown)
+
+
+def front_table(points: Sequence[FrontPoint]) -> Table:
+    """Build the table of models of which none is both faster and more accurate than another."""
+    rows = [
+        _row(
+            f"{number} {'tuned' if point.chosen else point.name}", point.latency_ms,
+            point.speedup, point.speedup_interval, point.sqnr_db, point.metric,
+        )
+        for number, point in enumerate(points, 1)
+    ]  # fmt: skip
+    shown = [n for n in range(len(_COLUMNS)) if n < _ALWAYS or any(row[n] for row in rows)]
+    return Table(("the front", *_COLUMNS[1:]), rows, right=(1, 2, 4, 5)).only(shown)
 
 
 def _row(
@@ -137,6 +154,9 @@ def _scale(summary: Summary) -> list[str]:
         f"Speedups are over the model {over}, with {100 * summary.confidence:g} % intervals, all "
         f"timed in turns at the end{where}."
     ]
+    limit_ms = summary.max_latency_ms
+    if limit_ms is not None and not summary.kept_float and summary.final_ms > limit_ms:
+        lines.append(f"Nothing is within --max_latency {limit_ms:g}: this is the fastest model.")
     if 0 < summary.openings < _FEWEST_OPENINGS:
         lines.append(
             "There was no time to open the files again in other processes, which may move a "

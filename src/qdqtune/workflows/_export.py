@@ -27,13 +27,14 @@ from qdqtune.graph._weights import WEIGHTS_FILE, indexed_checksums
 from qdqtune.qdq._preprocess import refuse_integer_ops
 from qdqtune.qdq._read_back import read, strip
 from qdqtune.records._errors import ModelError, OutputError, QdqtuneError, UsageError
+from qdqtune.records._front import Front, FrontPoint
 from qdqtune.records._placement import Placement
 from qdqtune.records._printable import listed
 from qdqtune.records._results import Candidate, ExportReport
-from qdqtune.records._untrusted_files import real_path
+from qdqtune.records._untrusted_files import parse_json, read_text, real_path
 from qdqtune.search.strategies._strategy import speedup_of
 from qdqtune.workflows._arguments import AnyModel, as_file, checked_path
-from qdqtune.workflows.tuning._folder import BASELINE, CANDIDATES, FINAL, JOURNAL
+from qdqtune.workflows.tuning._folder import BASELINE, CANDIDATES, FINAL, JOURNAL, PARETO
 from qdqtune.workflows.tuning._journal_format import whole_lines
 
 _logger = logging.getLogger(__name__)
@@ -128,7 +129,7 @@ def _candidate(run: _Run, name: str) -> Candidate:
 
 def export(
     folder: str | os.PathLike[str],
-    candidate: str,
+    candidate: str | int,
     output: str | os.PathLike[str],
     *,
     force: bool = False,
@@ -137,7 +138,8 @@ def export(
 
     Args:
         folder: The run's output folder.
-        candidate: The candidate's id, as listed by `list_candidates`.
+        candidate: The candidate's id, as listed by `list_candidates`, or the number of a point of
+            the run's front, from 1 for the fastest.
         output: Where to write.
         force: Whether an existing file may be replaced.
 
@@ -146,8 +148,11 @@ def export(
         ModelError: If the candidate's file is missing, or is not the one that was measured.
         OutputError: If the output can't be written.
     """
-    ExportConfig(candidate=candidate, force=force)
     target = checked_path(output, "output")
+    if isinstance(candidate, int):
+        ExportConfig(pareto=candidate, force=force)
+        return _export_point(checked_path(folder, "folder"), candidate, target, force=force)
+    ExportConfig(candidate=candidate, force=force)
     run = _read(checked_path(folder, "folder"))
     if candidate not in run.tried:
         raise UsageError(
@@ -160,11 +165,7 @@ def export(
             f"The file of the candidate {candidate} is missing: {file}.",
             "It could not be written, or was deleted: run the same `qdqtune tune` again.",
         )
-    if real_path(target).parent == real_path(file).parent:
-        raise OutputError(
-            f"{output} would lie among the candidates of the run.", "Choose another folder."
-        )
-    check_targets(target, None, file, force=force)
+    _check_target(target, file, force=force)
     model = load_model(file)
     known = run.tried[candidate]
     if known.digest is None and run.has_digests:
@@ -180,9 +181,69 @@ def export(
             "Run the same `qdqtune tune` again: it writes the candidates anew. The others may be "
             f"sound: `qdqtune export {folder} --list`.",
         )
+    return ExportReport(
+        _written(model, target, run.folder, force=force), _candidate(run, candidate)
+    )
+
+
+def _check_target(target: Path, file: Path, *, force: bool) -> None:
+    """Refuse to write into the folder of candidates, or over other files."""
+    if file.parent.name == CANDIDATES and real_path(target).parent == real_path(file).parent:
+        raise OutputError(
+            f"{target} would lie among the candidates of the run.", "Choose another folder."
+        )
+    check_targets(target, None, file, force=force)
+
+
+def _written(model: ir.Model, target: Path, folder: Path, *, force: bool) -> Path:
     # Candidates share a weights file; an exported model stores weights as the original model did.
-    model.meta[EXTERNAL] = bool(external_files(run.folder / BASELINE))
-    return ExportReport(save_model(model, target, force=force), _candidate(run, candidate))
+    model.meta[EXTERNAL] = bool(external_files(folder / BASELINE))
+    return save_model(model, target, force=force)
+
+
+def _export_point(folder: Path, number: int, target: Path, *, force: bool) -> ExportReport:
+    """Write a point of a run's front."""
+    points = front_of(folder)
+    if not 1 <= number <= len(points):
+        raise UsageError(
+            f"The front of {folder} has no point {number}: it has {len(points)}.",
+            f"Choose one of those in {folder / PARETO}, from 1 for the fastest.",
+        )
+    point = points[number - 1]
+    name = Path(point.file)
+    is_ours = name.suffix == ".onnx" and name.parent in (Path(), Path(CANDIDATES))
+    file = folder / name
+    if not is_ours or not file.is_file() or model_digest(file) != point.digest:
+        raise ModelError(
+            f"{file} is not what was measured as point {number} of the front: it is missing, or it "
+            "was changed since.",
+            "Run the same `qdqtune tune` again: it writes the front anew.",
+        )
+    _check_target(target, file, force=force)
+    written = _written(load_model(file), target, folder, force=force)
+    found = Candidate(point.candidate, point.qdq_pairs, point.latency_ms, point.speedup, None)
+    return ExportReport(written, found)
+
+
+def front_of(folder: Path) -> tuple[FrontPoint, ...]:
+    """Return the front of a run, fastest first.
+
+    Raises:
+        UsageError: If the folder has none.
+        ModelError: If its file is damaged.
+    """
+    file = folder / PARETO
+    if not file.is_file():
+        raise UsageError(
+            f"{folder} has no front: there is no {PARETO}.",
+            "Name the --output_dir of a `qdqtune tune` that found a faster model.",
+        )
+    try:
+        return Front.from_dict(parse_json(read_text(file), PARETO), str(file)).points
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"{file} is damaged: {error}.", "Run the same `qdqtune tune` again."
+        ) from None
 
 
 def _is_unchanged(file: Path, known: _Tried) -> bool:

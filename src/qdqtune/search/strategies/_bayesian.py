@@ -404,6 +404,9 @@ class BayesianSearch(SteppedStrategy):
         starts = dict.fromkeys((self.best, NOTHING, self.space.everything, *self._seeds))
         pool = proposals(self.space, self._regression, list(starts), self._generator)
         pool += [state for state in self._timed.values() if state not in pool]
+        pool = list(filter(self.task.allows, pool))
+        if not pool:
+            return []
         order = np.argsort(-self._worth(self._regression, pool), kind="stable")[:_SHORTLIST]
         closed = dict.fromkeys(self._as_timed(pool[number]) for number in order)
         return [state for state in closed if self._next_effort(state) is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, TypeVar
@@ -113,6 +113,10 @@ class Limits:
     least_gain: float = 0.0002
 
 
+def _anything(_: State) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class SearchTask:
     """What a strategy searches in.
@@ -122,12 +126,14 @@ class SearchTask:
         seeds: Whole-model choices to begin with, by name; the float model is always one.
         limits: How much it may do.
         seed: Decides what chance decides.
+        allows: Whether a choice is worth a benchmark: it may be accurate enough.
     """
 
     space: Space
     seeds: Mapping[str, State] = field(default_factory=dict)
     limits: Limits = Limits()
     seed: int = 0
+    allows: Callable[[State], bool] = _anything
 
     workflow: ClassVar[str] = REGION
     """The workflow that such a task is part of."""
@@ -213,8 +219,6 @@ class SteppedStrategy(SearchStrategy):
     """A strategy written as a generator of trials.
 
     Attributes:
-        space: What can be chosen.
-        limits: How much it may do.
         asked: Candidates that were asked about.
         refused: Groups that stay float, as the engine has no kernel for them.
         spared: Seeds that were tried again without such groups, by what was left of them.
@@ -222,8 +226,6 @@ class SteppedStrategy(SearchStrategy):
 
     def __init__(self, task: SearchTask) -> None:
         super().__init__(task)
-        self.space = task.space
-        self.limits = task.limits
         self.asked = 0
         self.refused: State = NOTHING
         self.spared: dict[State, State] = {}
@@ -233,6 +235,16 @@ class SteppedStrategy(SearchStrategy):
         self._steps: Steps | None = None
         self._trials: Sequence[Trial] = ()
         self._told: dict[Trial, Sequence[Score]] = {}
+
+    @property
+    def space(self) -> Space:
+        """What can be chosen."""
+        return self.task.space
+
+    @property
+    def limits(self) -> Limits:
+        """How much it may do."""
+        return self.task.limits
 
     @abstractmethod
     def steps(self) -> Steps:
@@ -284,10 +296,10 @@ class SteppedStrategy(SearchStrategy):
         return max(0, self.limits.benchmarks - self.asked)
 
     def _is_new(self, reference: State, state: State, effort: Effort) -> bool:
-        """Whether a comparison would tell anything that is not known."""
+        """Whether a comparison would tell anything that is not known, and matters."""
         own, key = self.space.key(reference), self.space.key(state)
         is_known = key == own or (own, key, effort) in self._known
-        return not is_known and self.refused.isdisjoint(state)
+        return not is_known and self.refused.isdisjoint(state) and self.task.allows(state)
 
     def _compare(
         self,

@@ -1,4 +1,4 @@
-"""Measure how accurate placements are, once per journal, and repair those that fall short."""
+"""Measure how accurate placements are, once per journal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,13 +15,18 @@ from qdqtune.engines._options import exact_options
 from qdqtune.graph._files import load_model, save_model
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.qdq._insert import Inserter
-from qdqtune.records._accuracy import APPROXIMATE_SQNR, METRIC, SQNR, checked_metric
+from qdqtune.records._accuracy import (
+    APPROXIMATE_SQNR,
+    METRIC,
+    SQNR,
+    allowed_sqnr_db,
+    checked_metric,
+)
 from qdqtune.records._errors import EngineError, UsageError
 from qdqtune.search._space import Space, State
 from qdqtune.workflows._accuracy_evaluator import (
     AccuracyEvaluator,
     Quality,
-    fewest_dropped,
     has_own_kernels,
     kernels_of,
 )
@@ -41,10 +45,6 @@ _TIMES_FLOAT = 20.0
 _logger = logging.getLogger(__name__)
 # How much less accurate a result may be than dynamic quantization, which has no range to miss.
 _BELOW_DYNAMIC_DB = 3.0
-# With more groups than this, whole patterns are evaluated instead, since every evaluation takes
-# several runs.
-_MOST_EVALUATED = 60
-_MOST_NAMED = 3
 
 
 @dataclass
@@ -196,6 +196,18 @@ class ChoiceAccuracy:
             return None
         return self.measured(_FLOAT_SQNR, frozenset())
 
+    @property
+    def least_sqnr_db(self) -> float:
+        """The SQNR that a choice must have."""
+        least_db = self.evaluation.run.request.config.min_sqnr_db
+        dynamic_db = self.evaluation.dynamic_db
+        limits = [-math.inf]
+        if least_db is not None:
+            limits.append(allowed_sqnr_db(least_db, self.float_sqnr_db()))
+        if dynamic_db is not None:
+            limits.append(dynamic_db - _BELOW_DYNAMIC_DB)
+        return max(limits)
+
     def shortfall(self, choice: State, *, with_metric: bool = True) -> str:
         """Return which limit a choice misses, and by how much; empty if it may become the result.
 
@@ -308,110 +320,3 @@ class ChoiceAccuracy:
         text = repr((self.inserter.encoder.digest(), of_measure))
         conditions = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
         return AccuracyKey(measure, self.space.key(choice), conditions)
-
-
-@dataclass
-class AccuracyRepair:
-    """Drops the parts of a choice that cost too much accuracy.
-
-    Each part of the choice is quantized alone; those that cost the most accuracy per share of the
-    latency are dropped first, and as few as possible. If time is short, parts that were not
-    evaluated count as the worst, and more of them are dropped at once; results of an earlier run
-    are always used.
-
-    Attributes:
-        space: The search space that states refer to.
-        accuracy: Measures their accuracy.
-        left_s: Returns the seconds left for it.
-        progress: Called with the current step, its index and the total.
-        is_cut_short: Whether more time would have led to a better result.
-    """
-
-    space: Space
-    accuracy: ChoiceAccuracy
-    left_s: Callable[[], float] = lambda: math.inf
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None
-    is_cut_short: bool = field(default=False, init=False)
-    _check_s: float = field(default=0.0, init=False)
-
-    def correct_part(self, state: State) -> State:
-        """Return a choice if it is accurate, or what remains without its worst parts.
-
-        Args:
-            state: The fastest choice.
-        """
-        if not state or self._is_correct(state):
-            return state
-        ranked = self._ranked(parts_of(self.space, state))
-
-        def without(count: int) -> State:
-            return state.difference(*ranked[:count])
-
-        def next_count(few: int, many: int) -> int | None:
-            found = self._next_count(few, many, without)
-            self.is_cut_short |= found is None
-            return found
-
-        def is_correct(count: int) -> bool:
-            return self._is_correct(without(count))
-
-        return without(fewest_dropped(len(ranked), is_correct, self.progress, next_count))
-
-    def _ranked(self, parts: Sequence[State]) -> list[State]:
-        """Sort parts by harm, largest first; those that were not evaluated come first."""
-        harm: dict[State, float] = {}
-        for done, part in enumerate(sorted(parts, key=lambda part: -self._share(part)), 1):
-            has_time = self.left_s() > self._check_s * math.ceil(math.log2(len(parts) + 1))
-            if has_time or self.accuracy.knows(APPROXIMATE_SQNR, part):
-                harm[part] = self._harm(part)
-                self.progress("parts of the fastest model measured alone", done, len(parts))
-        self.is_cut_short = len(harm) < len(parts)
-        return sorted(parts, key=lambda part: (-harm.get(part, math.inf), sorted(part)))
-
-    def _next_count(self, few: int, many: int, without: Callable[[int], State]) -> int | None:
-        """Return how many parts to drop next: halve the range, or drop more if time is short."""
-        half, more = (few + many) // 2, few + max(1, 3 * (many - few) // 4)
-        left_s = self.left_s()
-        if left_s > self._check_s * math.ceil(math.log2(many - few)):
-            return half
-        if left_s > self._check_s:
-            return more
-        known = (n for n in (half, more) if self.accuracy.knows_shortfall(without(n)))
-        return next(known, None)
-
-    def _is_correct(self, choice: State) -> bool:
-        began = time.monotonic()
-        is_correct = not choice or not self.accuracy.shortfall(choice)
-        self._check_s = max(self._check_s, time.monotonic() - began)
-        return is_correct
-
-    def _share(self, part: State) -> float:
-        return sum(self.space.potential[number] for number in part)
-
-    def _harm(self, part: State) -> float:
-        """Return the error that a part adds, relative to its possible gain."""
-        decibels = self.accuracy.measured(APPROXIMATE_SQNR, part)
-        error = math.pow(10.0, -decibels / 10.0) if decibels is not None else 0.0
-        # Ops with a small share may still enable the gain of others.
-        return error / (self._share(part) + len(part) / len(self.space.groups))
-
-
-def parts_of(space: Space, state: State) -> list[State]:
-    """Split a choice into parts to evaluate alone: its groups, or its patterns if too many."""
-    if len(state) <= _MOST_EVALUATED:
-        return [frozenset({number}) for number in sorted(state)]
-    parts = (frozenset(numbers) & state for numbers in space.patterns.values())
-    return [part for part in parts if part]
-
-
-def name_groups(space: Space, dropped: State, whole: State) -> str:
-    """Describe what was left float: how many groups of how many, and the first of them.
-
-    Args:
-        space: The search space.
-        dropped: The groups left float.
-        whole: All groups that were to be quantized.
-    """
-    names = [space.groups[number].nodes[0] for number in sorted(dropped)]
-    shown = ", ".join(names[:_MOST_NAMED]) + (", …" if len(names) > _MOST_NAMED else "")
-    return f"{len(dropped)} of {len(whole)} groups: {shown}"

@@ -3,48 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from qdqtune.config import DEFAULT_MIN_SQNR_DB
 from qdqtune.graph._files import save_model
-from qdqtune.records._accuracy import METRIC, SQNR, Rejected
+from qdqtune.records._accuracy import APPROXIMATE_SQNR, METRIC, SQNR, Rejected
+from qdqtune.records._front import FrontPoint
 from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import CalibrationSource, RangeMethod
 from qdqtune.records._tuning import Blanket
+from qdqtune.search._error_model import ErrorModel
 from qdqtune.search._space import Space, State
 from qdqtune.workflows.tuning import _folder as names
-from qdqtune.workflows.tuning._accuracy import (
-    AccuracyRepair,
-    ChoiceAccuracy,
-    name_groups,
-    parts_of,
-)
+from qdqtune.workflows.tuning._accuracy import ChoiceAccuracy
+from qdqtune.workflows.tuning._accuracy_repair import AccuracyRepair, name_groups, parts_of
 from qdqtune.workflows.tuning._final_check import PreviousResult, Timed, check_written
+from qdqtune.workflows.tuning._final_round import Finalist, Role
 from qdqtune.workflows.tuning._run_records import TuningRun
 from qdqtune.workflows.tuning._time_budget import TOLD_AHEAD_S
 
-
-@dataclass(frozen=True)
-class Finalist:
-    """A model that may become the result.
-
-    Attributes:
-        name: A description.
-        state: The choice.
-        placement: Its placement.
-        file: Its file, ready to become the result.
-        method: The method of its ranges; None if nothing is quantized.
-        sqnr_db: SQNR of the worst output against the float model; None if unknown.
-    """
-
-    name: str
-    state: State
-    placement: Placement
-    file: Path
-    method: RangeMethod | None = None
-    sqnr_db: float | None = None
+# Estimates of errors may be wrong by so much: what looks worse is not tried.
+_UNSURE_DB = 1.0
+# By how much more accurate models differ that are tried where accuracy is the objective.
+_STEP_DB = 2.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +44,7 @@ class Finalized:
         lost_to_accuracy: What had to stay float, and why; empty if nothing did.
         rejected: Candidates that turned out not to be accurate enough.
         blanket: The best blanket placement, if it was timed.
+        front: The models that no other beats in both speed and accuracy, fastest first.
     """
 
     reason: str = ""
@@ -74,11 +57,44 @@ class Finalized:
     lost_to_accuracy: str = ""
     rejected: tuple[Rejected, ...] = ()
     blanket: Blanket | None = None
+    front: tuple[FrontPoint, ...] = ()
 
     @property
     def placement(self) -> Placement:
         """The placement of the result."""
         return self.shipped.placement if self.shipped is not None else Placement()
+
+
+@dataclass(frozen=True)
+class AccuratePart:
+    """Where a search goes on whose best choice is not accurate enough.
+
+    Attributes:
+        state: The part of that choice that is; empty if none is.
+        accuracy: Measures the accuracy of choices.
+        model: Estimates it.
+        least_db: The SQNR that the result must have.
+    """
+
+    state: State
+    accuracy: ChoiceAccuracy
+    model: ErrorModel
+    least_db: float
+
+    def allows(self, state: State) -> bool:
+        """Whether a choice may be accurate enough, by an estimate."""
+        return self.model.sqnr_db(state) >= self.least_db - _UNSURE_DB
+
+    def has(self, state: State) -> bool:
+        """Whether a choice is accurate enough, measured if it may be; this corrects estimates."""
+        if not self.accuracy.space.placement(state):
+            return True
+        if not self.allows(state):
+            return False
+        found = self.accuracy.measured(SQNR, state)
+        if found is not None:
+            self.model.observe({state: found})
+        return found is not None and found >= self.least_db
 
 
 @dataclass
@@ -89,14 +105,19 @@ class Finalists:
         run: The run.
         space: The search space that choices refer to.
         accuracy: Measures their accuracy, by the source of their ranges; not empty.
+        lost: Why the best of the search was not accurate enough, and what was left float of it;
+            empty if it was.
     """
 
     run: TuningRun
     space: Space
     accuracy: Mapping[RangeMethod, ChoiceAccuracy]
+    lost: str = field(default="", init=False)
     _is_foreseen: bool = field(default=False, init=False)
+    _known: list[Finalist] = field(default_factory=list, init=False)
+    _accurate: State = field(default=frozenset(), init=False)
 
-    def foresee_repair(self, state: State) -> None:
+    def falls_short(self, state: State) -> bool:
         """Evaluate a choice once during the search, and reserve time if it needs a repair.
 
         Args:
@@ -105,15 +126,73 @@ class Finalists:
         budget = self.run.budget
         evaluations_s = budget.evaluation_s * len(self.accuracy)
         if self._is_foreseen or not state or not budget.has_time_for(evaluations_s):
-            return
+            return False
         self._is_foreseen = True
         if evaluations_s > TOLD_AHEAD_S:
             told = "comparing outputs of the best seed with float"
             self.run.reporter.tell("accuracy", told)
-        accuracy = self.accuracy[self._best_ranges(state)]
-        if accuracy.shortfall(state, with_metric=False):
+        tried = [next(iter(self.accuracy.values()))]
+        shortfall = tried[0].shortfall(state, with_metric=False)
+        if shortfall and len(self.accuracy) > 1:  # other ranges may do
+            tried.append(self.accuracy[self._best_ranges(state)])
+            shortfall = tried[1].shortfall(state, with_metric=False)
+        if shortfall:
             budget.foresee_repair(len(parts_of(self.space, state)))
-        accuracy.missed.clear()  # only choices evaluated at the end are reported
+        for accuracy in tried:
+            accuracy.missed.clear()  # only choices evaluated at the end are reported
+        return bool(shortfall)
+
+    def accurate_part(self, state: State, *, with_metric: bool) -> AccuratePart | None:
+        """Return what is accurate enough of a choice, to go on from; None if all of it is.
+
+        Args:
+            state: The best choice so far.
+            with_metric: Whether the user's metric counts, which may be slow.
+        """
+        if not self.space.placement(state) or self._accurate:
+            return None
+        accuracy = self.accuracy[self._best_ranges(state)]
+        if not accuracy.shortfall(state, with_metric=with_metric) or state in accuracy.unchecked:
+            return None
+        kept, self.lost = self._correct(state, accuracy, with_metric=with_metric)
+        self.lost += ", and the search went on"
+        least_db = accuracy.least_sqnr_db
+        if with_metric and accuracy.known(METRIC, state) is not None:
+            self._accurate = kept
+            least_db = max(least_db, accuracy.measured(SQNR, kept) or -math.inf)
+        model = self._model(accuracy, state, (state, kept, *accuracy.missed))
+        return AccuratePart(kept, accuracy, model, least_db)
+
+    def more_accurate(self, state: State, most: int) -> list[State]:
+        """Return ever smaller parts of a choice, without what harms most for its latency.
+
+        Args:
+            state: The best choice.
+            most: The maximum number of parts.
+        """
+        accuracy, reporter = next(iter(self.accuracy.values())), self.run.reporter
+        reporter.tell("accuracy", "looking for what harms accuracy most")
+        progress = reporter.progress("accuracy")
+        left_s = self.run.budget.repair_left_s
+        ranked = AccuracyRepair(self.space, accuracy, left_s, progress).ranked(
+            parts_of(self.space, state)
+        )
+        model, found = self._model(accuracy, state, (state,)), list[State]()
+        last_db = model.sqnr_db(state)
+        for part in ranked:
+            state -= part
+            if self.space.placement(state) and model.sqnr_db(state) >= last_db + _STEP_DB:
+                found.append(state)
+                last_db = model.sqnr_db(state)
+        return found[:most]
+
+    def _model(self, accuracy: ChoiceAccuracy, state: State, wholes: Iterable[State]) -> ErrorModel:
+        """Return estimates from what was measured: parts of a choice alone, and other choices."""
+        found = ErrorModel(self.space)
+        known = {one: accuracy.known(APPROXIMATE_SQNR, one) for one in parts_of(self.space, state)}
+        known |= {one: accuracy.known(SQNR, one) for one in wholes}
+        found.observe({one: db for one, db in known.items() if db is not None})
+        return found
 
     def result(self, state: State) -> Finalized:
         """Return the part of the fastest choice that is accurate enough, written to a file."""
@@ -127,9 +206,9 @@ class Finalists:
         ):
             kept, again = self._correct(state, accuracy)
             lost = again or lost
+        lost = lost or self.lost
         if kept:
-            staging = self.run.folder.staging()
-            written = self._written("the result", kept, method, staging)
+            written = self.rival(Role.RESULT.value, kept, method, Role.RESULT)
             return Finalized(shipped=written, lost_to_accuracy=lost)
         is_checked = state not in accuracy.unchecked
         reason = f"what is faster is not accurate enough: {lost}" if is_checked else lost
@@ -152,14 +231,11 @@ class Finalists:
         if found is not None:
             accuracy.evaluation.dynamic_db = found
 
-    def uncalibrated(
-        self, result: Finalist | None, blanket: Finalist | None, state: State | None
-    ) -> Finalist | None:
+    def uncalibrated(self, result: Finalist | None, state: State | None) -> Finalist | None:
         """Return a choice that does not depend on calibration, to be preferred if nearly as fast.
 
         Args:
             result: The result of the search.
-            blanket: The best blanket.
             state: The fastest such choice.
 
         Returns:
@@ -171,12 +247,7 @@ class Finalists:
         method = result.method or next(iter(self.accuracy))
         if not self._has_time_to_evaluate or self.accuracy[method].shortfall(state):
             return None
-        if blanket is not None and self.space.placement(state) == blanket.placement:
-            found = blanket
-        else:
-            folder = self.run.folder.scratch / "uncalibrated"
-            folder.mkdir(exist_ok=True)
-            found = self._written("the fastest that needs no calibration", state, method, folder)
+        found = self.rival(Role.UNCALIBRATED.value, state, method, Role.UNCALIBRATED)
         is_random = self.run.provider.source is CalibrationSource.RANDOM
         return found if is_random or _is_nearer(found, result) else None
 
@@ -214,13 +285,10 @@ class Finalists:
                 name = each
                 break
         state = blankets[name]
-        if result is not None and self.space.placement(state) == result.placement:
-            return replace(result, name=name)
-        if not self._has_time_to_evaluate:
+        is_result = result is not None and self.space.placement(state) == result.placement
+        if not is_result and not self._has_time_to_evaluate:
             return None
-        folder = self.run.folder.scratch / "blanket"
-        folder.mkdir(exist_ok=True)
-        return self._written(name, state, method, folder)
+        return self.rival(name, state, method, Role.BLANKET)
 
     def _is_near(self, state: State, method: RangeMethod) -> bool:
         """Whether a blanket is accurate enough; False if there is no time to find out."""
@@ -280,13 +348,29 @@ class Finalists:
             for state, shortfall in accuracy.missed.items()
         )
 
-    def _written(self, name: str, state: State, method: RangeMethod, folder: Path) -> Finalist:
-        accuracy, placement = self.accuracy[method], self.space.placement(state)
+    def rival(self, name: str, state: State, method: RangeMethod, role: Role) -> Finalist:
+        """Write a choice as a file that may become the result, unless there is one with it.
+
+        Args:
+            name: A description.
+            state: The choice.
+            method: The method of its ranges.
+            role: Why it takes part in the last comparison.
+        """
+        placement = self.space.placement(state)
+        for known in self._known:
+            if known.placement == placement and known.method is method:
+                return replace(known, name=name, role=role)
+        folder = self.run.folder.scratch / f"finalist{len(self._known)}"
+        folder.mkdir(exist_ok=True)
+        accuracy = self.accuracy[method]
         accuracy.forget_sqnr_db(state)
         sqnr_db = accuracy.measured(SQNR, state)
         file = save_model(accuracy.inserter.model(placement), folder / names.FINAL, force=True)
         check_written(file, accuracy.inserter, placement, self.run.request.file)
-        return Finalist(name, state, placement, file, method, sqnr_db)
+        written = Finalist(name, state, placement, file, method, sqnr_db, role)
+        self._known.append(written)
+        return written
 
     def _best_ranges(self, state: State) -> RangeMethod:
         """Return the range method with which a choice is closest to the float model."""
@@ -303,19 +387,24 @@ class Finalists:
             progress("kinds of ranges compared", len(found), len(self.accuracy))
         return max(found, key=found.__getitem__)
 
-    def _correct(self, state: State, accuracy: ChoiceAccuracy) -> tuple[State, str]:
+    def _correct(
+        self, state: State, accuracy: ChoiceAccuracy, *, with_metric: bool = True
+    ) -> tuple[State, str]:
         """Return the part of a choice that may become the result, and a description of the rest."""
         space, reporter = self.space, self.run.reporter
-        shortfall = accuracy.shortfall(state)
+        shortfall = accuracy.shortfall(state, with_metric=with_metric)
         if not shortfall:
             return state, ""
+        if self._accurate and not accuracy.shortfall(self._accurate):
+            return self._accurate, self.lost  # another repair would take as many evaluations
         if state in accuracy.unchecked:  # leaving parts of it float would not help
             reporter.tell("accuracy", shortfall)
             return frozenset(), shortfall
         reporter.tell("accuracy", f"{shortfall}; looking for what has to stay float")
         repair = AccuracyRepair(
-            space, accuracy, self.run.budget.repair_left_s, reporter.progress("accuracy")
-        )
+            space, accuracy, self.run.budget.repair_left_s, reporter.progress("accuracy"),
+            with_metric,
+        )  # fmt: skip
         kept = repair.correct_part(state)
         kept = kept if space.placement(kept) else frozenset()
         left = f"left float: {name_groups(space, state - kept, state)}"
@@ -333,6 +422,8 @@ def _is_nearer(one: Finalist, other: Finalist) -> bool:
 
 def _name(state: State, fastest: State) -> str:
     dropped = len(fastest - state)
+    if not state <= fastest:
+        return f"a candidate with {len(state)} choices quantized"
     if not dropped:
         return "the fastest candidate"
     return f"the fastest candidate with {dropped} of {len(fastest)} choices left float"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdqtune.engines._comparison import Allowance
 from qdqtune.engines._worker import Worker
+from qdqtune.records._front import FrontPoint
 from qdqtune.records._ranges import RangeMethod
-from qdqtune.records._tuning import BY_BUDGET, FINISHED, INTERRUPTED, Blanket
+from qdqtune.records._tuning import BY_BUDGET, FINISHED, INTERRUPTED
 from qdqtune.search._space import Space, State
 from qdqtune.workflows.tuning import _folder as names
 from qdqtune.workflows.tuning._baseline import Baseline
@@ -23,7 +24,9 @@ from qdqtune.workflows.tuning._final_check import (
     why_not_kept,
     why_not_shipped,
 )
-from qdqtune.workflows.tuning._finalists import Finalist, Finalists, Finalized
+from qdqtune.workflows.tuning._final_round import Finalist, FinalRound, Objective, Role
+from qdqtune.workflows.tuning._finalists import Finalists, Finalized
+from qdqtune.workflows.tuning._front import FrontFinder
 from qdqtune.workflows.tuning._modes import RAW
 from qdqtune.workflows.tuning._preflight import ALL_DYNAMIC, PATTERN_CACHE, STATIC_BLANKETS
 from qdqtune.workflows.tuning._run_records import TuningRun
@@ -34,99 +37,8 @@ _logger = logging.getLogger(__name__)
 
 # Seeds that result from measurements, so they are not blankets.
 _FOUND = (RAW, PATTERN_CACHE)
-# How much slower a model may be that does not depend on calibration.
-_NEARLY_AS_FAST = 1.02
 # How much slower dynamic quantization may be than static blankets to set the accuracy limit.
 _CONTENDS = 1.05
-
-
-@dataclass(frozen=True)
-class FinalRound:
-    """The entries of the last comparison, and its outcome.
-
-    Attributes:
-        result: The result of the search; None if it has none that is acceptable.
-        blanket: The best blanket placement; None if there is none. The result itself, if both are
-            the same.
-        timed: The comparison of each file with the original model, or why it can't be timed.
-        uncalibrated: An accurate choice that does not depend on calibration; None if there is none
-            beside the others.
-    """
-
-    result: Finalist | None
-    blanket: Finalist | None
-    timed: Mapping[Path, Timed | str]
-    uncalibrated: Finalist | None = None
-
-    def time_of(self, entry: Finalist | PreviousResult | None) -> Timed | None:
-        """Return the timing of a model; None if it was not timed."""
-        found = None if entry is None else self.timed.get(entry.file)
-        return found if isinstance(found, Timed) else None
-
-    def choose(
-        self, threshold: float, blanket_shortfall: Callable[[], str]
-    ) -> tuple[Finalist | None, str]:
-        """Choose the result: never one that the blanket significantly beats.
-
-        What does not depend on calibration is preferred if it is nearly as fast.
-
-        Args:
-            threshold: The minimum speedup.
-            blanket_shortfall: Returns which accuracy limit the blanket misses; called only if it
-                matters.
-
-        Returns:
-            The finalist, or None, and why it is not the result of the search.
-        """
-        chosen, reason = self._choose_fastest(threshold, blanket_shortfall)
-        other, ours = self.time_of(self.uncalibrated), self.time_of(chosen)
-        if other is None or ours is None or self._why_not(self.uncalibrated, threshold):
-            return chosen, reason
-        is_near = ours.comparison.ratio <= _NEARLY_AS_FAST * other.comparison.ratio
-        return (self.uncalibrated, "") if is_near else (chosen, reason)
-
-    def _choose_fastest(
-        self, threshold: float, blanket_shortfall: Callable[[], str]
-    ) -> tuple[Finalist | None, str]:
-        reason = self._why_not(self.result, threshold)
-        result, blanket = self.result, self.blanket
-        is_same = result and blanket and result.placement == blanket.placement
-        if blanket is not None and not is_same and not self._why_not(blanket, threshold):
-            ours, best = self.time_of(result), self.time_of(blanket)
-            is_better = bool(reason) or ours is None or (best and best.is_faster_than(ours))
-            if is_better and not blanket_shortfall():
-                return blanket, ""
-        return (None, reason) if reason else (self.result, "")
-
-    def blanket_record(
-        self, shipped: Finalist | None, shortfall: str, metric: float | None
-    ) -> Blanket | None:
-        """Return the summary's record of the blanket; None if it was not timed.
-
-        Args:
-            shipped: The chosen finalist.
-            shortfall: The accuracy limit that the blanket misses.
-            metric: The user's metric of it.
-        """
-        timed = self.time_of(self.blanket)
-        if timed is None or self.blanket is None:
-            return None
-        return Blanket(
-            name=self.blanket.name,
-            latency_ms=timed.final_ms,
-            speedup=timed.comparison.ratio,
-            speedup_interval=(timed.comparison.low, timed.comparison.high),
-            sqnr_db=self.blanket.sqnr_db,
-            metric=metric,
-            identical=shipped is not None and shipped.placement == self.blanket.placement,
-            shortfall=shortfall,
-        )
-
-    def _why_not(self, finalist: Finalist | None, threshold: float) -> str:
-        if finalist is None:
-            return ""
-        found = self.timed.get(finalist.file, "it was not timed")
-        return why_not_shipped(found.comparison, threshold) if isinstance(found, Timed) else found
 
 
 def fastest_first(
@@ -183,29 +95,37 @@ class Finalizer:
             finalists.limit_to_dynamic(problem.seeds[ALL_DYNAMIC])
         attempt = self._attempt(outcome, rival)
         result = attempt.shipped
-        blanket = finalists.blanket(result, blankets)
-        uncalibrated = finalists.uncalibrated(
-            result, blanket, self.evaluator.fastest_without_ranges()
-        )
+        rivals = [
+            result,
+            finalists.blanket(result, blankets),
+            *(self._finder.finalists_beyond(result) if result is not None else ()),
+            finalists.uncalibrated(result, self.evaluator.fastest_without_ranges()),
+        ]
+        entries = [each for each in rivals if each is not None]
         is_rival = rival is not None and rival.placement == (result and result.placement)
-        models = [each.file for each in (result, blanket, uncalibrated) if each is not None]
+        models = [each.file for each in entries]
         if models and rival is not None and not is_rival:
             models.append(rival.file)
-        timed = self._time(list(dict.fromkeys(models)))
-        final = FinalRound(result, blanket, timed, uncalibrated)
+        final = FinalRound(entries, self._time(list(dict.fromkeys(models))))
         found = self._chosen(attempt, final, rival)
-        found = replace(found, rejected=finalists.rejected(outcome.state, blankets))
+        found = replace(found, rejected=finalists.rejected(outcome.fastest, blankets))
         if found.shipped is not None:
             return self._ship(found, found.shipped)
         if rival is None:
             return found
         return self._keep_earlier(found, rival, final.time_of(result if is_rival else rival))
 
+    @property
+    def _finder(self) -> FrontFinder:
+        return FrontFinder(self.evaluator, self.finalists)
+
     def _attempt(self, outcome: SearchOutcome, rival: PreviousResult | None) -> Finalized:
         """Return the best choice as a file, before it is timed."""
         if not self.evaluator.problem.space.placement(outcome.state):
             why_float = self._why_float(outcome)
-            return Finalized(why_float) if why_float else self.finalists.float_model()
+            if not why_float:
+                return self.finalists.float_model()
+            return Finalized(why_float, lost_to_accuracy=self.finalists.lost)
         attempt = self.finalists.result(outcome.state)
         is_known = rival is not None and rival.placement == attempt.placement
         if attempt.shipped is None or not is_known or self.run.budget.repair_left_s() >= 0:
@@ -231,6 +151,8 @@ class Finalizer:
             return f"nothing was measured before the end ({stopped})"
         if failure := self.evaluator.last_failure:
             return f"the engine runs no candidate: {failure.splitlines()[0]}"
+        if self.finalists.lost:
+            return f"what is faster is not accurate enough: {self.finalists.lost}"
         if source.reading is not None or source.converted_from:
             return ""
         got = f", as far as the search got ({stopped})" if stopped != FINISHED else ""
@@ -240,24 +162,30 @@ class Finalizer:
         self, attempt: Finalized, final: FinalRound, rival: PreviousResult | None
     ) -> Finalized:
         """Choose the better of the timed models, if it also beats the earlier result."""
-        finalists, request = self.finalists, self.run.request
-        result, blanket, lost = final.result, final.blanket, attempt.lost_to_accuracy
-        chosen, reason = final.choose(
-            request.config.performance_threshold,
-            lambda: finalists.shortfall(blanket) if blanket is not None else "",
-        )
+        finalists, request, lost = self.finalists, self.run.request, attempt.lost_to_accuracy
+        result, blanket = final.entry(Role.RESULT), final.entry(Role.BLANKET)
+        objective = Objective.of(request.config)
+        chosen, reason = final.choose(objective, finalists.shortfall, finalists.metric)
         if chosen is not None and rival is not None and rival.placement != chosen.placement:
             ours, other = final.time_of(chosen), final.time_of(rival)
             if ours and other and other.comparison.ratio >= ours.comparison.ratio:
                 chosen, reason = None, "what an earlier run found is at least as fast"
         if chosen is None:
             reason = reason + (f"; {lost}" if lost else "") if reason else attempt.reason
-        record = None
-        if blanket is not None:
+
+        def metric(entry: Finalist) -> float | None:
             most_s = min(request.preset.final_s, self.run.budget.left_s())
-            metric = finalists.metric(blanket, most_s=most_s)
-            shortfall = finalists.shortfall(blanket, with_metric=metric is not None)
-            record = final.blanket_record(chosen, shortfall, metric)
+            return finalists.metric(entry, most_s=most_s)
+
+        def shortfall(entry: Finalist) -> str:
+            return finalists.shortfall(entry, with_metric=metric(entry) is not None)
+
+        record, points = None, tuple[FrontPoint, ...]()
+        if blanket is not None:
+            record = final.blanket_record(chosen, shortfall(blanket), metric(blanket))
+        if chosen is not None:
+            front = final.front(objective, chosen, shortfall, metric)
+            points = self._finder.points(final, front, chosen)
         written = blanket or result
         method = written.method if written is not None else None
         return replace(
@@ -268,6 +196,7 @@ class Finalizer:
             timed=final.time_of(chosen or result or blanket),
             float_sqnr_db=finalists.accuracy[method].float_sqnr_db() if method else None,
             blanket=record,
+            front=points,
         )
 
     def _time(self, models: Sequence[Path]) -> dict[Path, Timed | str]:
@@ -311,6 +240,7 @@ class Finalizer:
             staged = folder.staging()
             for file in shipped.file.parent.iterdir():
                 shutil.move(file, staged / file.name)
+        if shipped.role is not Role.RESULT:
             found = replace(found, lost_to_accuracy="")  # it was about another model
         if shipped.method is not None:
             self._write_region_models(shipped.state, shipped.method)

@@ -34,6 +34,7 @@ from qdqtune.workflows.tuning._run_files import (
     remove_subgraphs,
 )
 from qdqtune.workflows.tuning._run_files import FINAL as FINAL
+from qdqtune.workflows.tuning._run_files import PARETO as PARETO
 from qdqtune.workflows.tuning._run_files import PLACEMENT as PLACEMENT
 from qdqtune.workflows.tuning._run_files import RANGES as RANGES
 from qdqtune.workflows.tuning._run_files import RESULT as RESULT
@@ -66,7 +67,7 @@ _STAGING = ".staged"
 _SCRATCH = ".scratch"
 _PARTIAL_RUN, _PARTIAL_RESULT = ".partial-run", ".partial-result"
 _OURS = (
-    BASELINE, FINAL, RAW, PLACEMENT, RANGES, SUMMARY, STATE, PATTERN_CACHE, SUBGRAPH_CACHE,
+    BASELINE, FINAL, RAW, PLACEMENT, RANGES, PARETO, SUMMARY, STATE, PATTERN_CACHE, SUBGRAPH_CACHE,
     DAMAGED_CACHE, QUARANTINE, REPORT, DETAILS, JOURNAL,
 )  # fmt: skip
 # With the weights that may be next to them. The journal is removed last, so that remaining files
@@ -87,6 +88,7 @@ READ_AGAIN = {
     JOURNAL: "journal",
     SUMMARY: "summary",
     PLACEMENT: "placement",
+    PARETO: "pareto",
     RANGES: "ranges",
     STATE: "autotuner_state",
     PATTERN_CACHE: "pattern_cache",

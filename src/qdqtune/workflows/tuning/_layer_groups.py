@@ -28,7 +28,7 @@ from qdqtune.workflows._convert import written_type
 from qdqtune.workflows.tuning._folder import LOGS
 from qdqtune.workflows.tuning._preflight import copy_log, layers_told
 from qdqtune.workflows.tuning._run_records import TuningRun
-from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache
+from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache, TimedGroup
 
 _logger = logging.getLogger(__name__)
 
@@ -126,14 +126,14 @@ def find_engine_groups(
         structural = sum(group.is_structural for group in groups)
         nodes = (group.nodes for group in groups)
         parts = shared_layers(groups, layers)
-        cache.keep_groups(list(zip(nodes, spent, strict=True)), parts, structural)
+        cache.keep_groups(list(map(TimedGroup, nodes, spent, parts)), structural)
     assert cache.groups is not None
     run.reporter.tell(
         "groups",
         f"{len(index.nodes)} ops in {len(cache.groups)} fusion groups, "
         f"{cache.structural} of them by structure",
     )
-    return tuple(FusionGroup(n, nodes, ()) for n, (nodes, _) in enumerate(cache.groups))
+    return tuple(FusionGroup(n, nodes, ()) for n, (nodes, *_) in enumerate(cache.groups))
 
 
 def layer_files(run: TuningRun) -> dict[str, str]:
@@ -148,9 +148,9 @@ def layer_files(run: TuningRun) -> dict[str, str]:
     return {name: file.name for name, file in files.items() if file.is_file()}
 
 
-def _is_whole(index: GraphIndex, groups: Sequence[tuple[tuple[str, ...], float]]) -> bool:
+def _is_whole(index: GraphIndex, groups: Sequence[TimedGroup]) -> bool:
     """Whether groups contain every node of the model exactly once."""
-    nodes = [name for group, _ in groups for name in group]
+    nodes = [name for group in groups for name in group.nodes]
     return len(nodes) == len(index.node) and index.node.keys() == set(nodes)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
@@ -91,6 +91,22 @@ class SearchProblem:
 
     wants_layers: ClassVar[bool] = False
     """Whether it wants to see where the time of candidates goes."""
+
+    def continued(
+        self, name: str, seeds: Mapping[str, State], allows: Callable[[State], bool], most: int
+    ) -> SearchProblem:
+        """Return the same problem with a new strategy of that name, which begins elsewhere.
+
+        Args:
+            name: The strategy.
+            seeds: What it begins with.
+            allows: Whether a choice is worth a benchmark.
+            most: The maximum number of candidates.
+        """
+        task = self.strategy.task
+        limits = replace(task.limits, benchmarks=most)
+        task = replace(task, seeds=seeds, limits=limits, allows=allows)
+        return replace(self, strategy=make_strategy(task, name))
 
     def saw_layers(self, state: State, layers: Sequence[LayerTime]) -> None:
         """Take in the layers that a candidate runs as, before its score is told."""
@@ -203,8 +219,8 @@ class AssemblyProblem(SearchProblem):
         real = space.closed(state)
         quantized, otherwise = units.choices.units(real), units.choices.otherwise(real)
         weights = [units.plain.unit_ms.get(n, 0.0) for n in range(len(units.units))]
-        parts = self.cache.parts
-        compiled = {n for n, unit in enumerate(units.units) if parts[unit.group]}
+        groups = self.cache.groups or ()
+        compiled = {n for n, unit in enumerate(units.units) if groups[unit.group].part}
         seen = look_at(index, layers, units.of_node, quantized, otherwise, weights, compiled)
         self.cache.keep_seen(space.key(state), seen, units.stamp)
 
@@ -308,7 +324,7 @@ def _assembly_problem(
 def _timed_share(subgraphs: Sequence[Subgraph], cache: SubgraphCache) -> float:
     """The part of the latency of what can be quantized that is in subgraphs that were timed."""
     assert cache.groups is not None
-    spent = {each.key: sum(cache.groups[n][1] for n in each.groups) for each in subgraphs}
+    spent = {each.key: sum(cache.groups[n].ms for n in each.groups) for each in subgraphs}
     known = sum(ms for key, ms in spent.items() if key in cache.subgraphs)
     return known / sum(spent.values()) if any(spent.values()) else 1.0
 
@@ -387,20 +403,19 @@ def _float_times(units: Sequence[QuantizableGroup], cache: SubgraphCache) -> Obs
     goes; what is left is the rest's.
     """
     assert cache.groups is not None
-    times = [ms for _, ms in cache.groups]
     shared: dict[str, float] = {}
     alone: dict[str, float] = {}
-    for part, ms in zip(cache.parts, times, strict=True):
+    for _, ms, part in cache.groups:
         shared[part] = shared.get(part, 0.0) + ms
     for unit in units:
-        part = cache.parts[unit.group]
+        part = cache.groups[unit.group].part
         alone[part] = alone.get(part, 0.0) + unit.as_float.inside_ms
     of_units = {}
     for number, unit in enumerate(units):
-        part, own_ms = cache.parts[unit.group], unit.as_float.inside_ms
-        scale = min(1.0, shared[part] / alone[part]) if alone[part] else 0.0
-        of_units[number] = own_ms * scale if part else times[unit.group]
-    return ObservedCosts(frozenset(), of_units, sum(times) - sum(of_units.values()))
+        group, own_ms = cache.groups[unit.group], unit.as_float.inside_ms
+        scale = min(1.0, shared[group.part] / alone[group.part]) if alone[group.part] else 0.0
+        of_units[number] = own_ms * scale if group.part else group.ms
+    return ObservedCosts(frozenset(), of_units, sum(shared.values()) - sum(of_units.values()))
 
 
 def _counts(subgraphs: Sequence[Subgraph], units: Units, cache: SubgraphCache) -> dict[str, int]:

@@ -45,7 +45,7 @@ _logger = logging.getLogger(__name__)
 
 _PROFILE_RUNS = 20
 _ERROR_SAMPLES = 4
-_MOST_EVALUATED = 16
+_MOST_EVALUATED = 4
 # Measuring for the report takes at most this part of the run's time, or these seconds.
 _PART, _LEAST_S = 0.1, 10.0
 _BY_ENGINE = "float in the file, but the engine runs it in integers: all around it is quantized"
@@ -236,7 +236,7 @@ class DetailsGatherer:
         lines = self.run.journal.kept_lines
         effects = GroupEffects(space, lines, compared, called, inaccurate)
         chosen = space.nearest(placement)
-        harmful = space.closed(self.outcome.state) - chosen if final.lost_to_accuracy else set()
+        harmful = space.closed(self.outcome.fastest) - chosen if final.lost_to_accuracy else set()
         reasons = dict(planner.left_float)
         for number, group in enumerate(space.groups):
             if number in harmful:

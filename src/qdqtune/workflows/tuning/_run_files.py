@@ -53,9 +53,10 @@ FINAL = "optimized_final.onnx"
 PLACEMENT = "placement.json"
 RANGES = "ranges.json"
 SUMMARY = "summary.json"
+PARETO = "pareto.json"
 COMMITTED = ".handover"
 _DATA = FINAL + ".data"
-RESULT = (_DATA, FINAL, RANGES, PLACEMENT, SUMMARY)
+RESULT = (_DATA, FINAL, RANGES, PLACEMENT, PARETO, SUMMARY)
 """The files of a result, in the order in which they are put in place."""
 
 

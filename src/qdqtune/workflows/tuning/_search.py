@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from qdqtune.config import REGION
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._comparison import compare_files
 from qdqtune.engines._interface import SessionOptions
@@ -28,7 +29,8 @@ from qdqtune.search._space import State
 from qdqtune.search.patterns._region_pattern import PatternView
 from qdqtune.search.strategies._strategy import SEEDS, Effort, Score, Trial, speedup_of
 from qdqtune.workflows.tuning._baseline import Baseline, Calibration
-from qdqtune.workflows.tuning._finalists import Finalists
+from qdqtune.workflows.tuning._final_round import Objective
+from qdqtune.workflows.tuning._finalists import AccuratePart, Finalists
 from qdqtune.workflows.tuning._journal import Journal
 from qdqtune.workflows.tuning._modes import SearchProblem
 from qdqtune.workflows.tuning._run_records import Candidate, TriedScheme, TuningRun
@@ -38,7 +40,13 @@ _logger = logging.getLogger(__name__)
 
 _FLOAT: State = frozenset()
 _MOST_NAMED = 4
+_ACCURATE = "accurate part"
+# Once for the best seed, and once for what a search ends with.
+_MOST_RESTARTS = 2
+# Candidates that are tried because they are more accurate, where that is the objective.
+_MORE_ACCURATE = 6
 NO_TIME = "there was no time for it"
+INACCURATE = "it is not accurate enough"
 """Why a candidate has no score."""
 
 
@@ -133,18 +141,33 @@ class CandidateEvaluator:
                     self._tried[state] = score.failure
         return [found.get(state) or Score.failed(NO_TIME) for state in trial.candidates]
 
+    @property
+    def tries(self) -> int:
+        """How many choices the search asked about so far, whether or not they were known."""
+        return len(self._tried) - 1
+
+    def has_tried(self, state: State) -> bool:
+        """Whether the search asked about a choice; it knows the float model."""
+        return state in self._tried
+
+    def speedups(self) -> dict[State, float]:
+        """Return the log speedups of the choices that were measured, without the float model."""
+        return {
+            state: gain for state, gain in self._tried.items() if state and isinstance(gain, float)
+        }
+
     def fastest_first(self) -> list[State]:
         """Return the choices that were measured, without the float model."""
-        known = {state: gain for state, gain in self._tried.items() if isinstance(gain, float)}
-        return sorted(filter(None, known), key=lambda state: -known[state])
+        known = self.speedups()
+        return sorted(known, key=lambda state: -known[state])
 
     def fastest_without_ranges(self) -> State | None:
         """Return the fastest choice that was tried and does not depend on calibration."""
         space = self.problem.space
         found = [
             (gain, state)
-            for state, gain in self._tried.items()
-            if isinstance(gain, float) and space.placement(state) and not space.needs_ranges(state)
+            for state, gain in self.speedups().items()
+            if space.placement(state) and not space.needs_ranges(state)
         ]
         return max(found, key=lambda each: each[0], default=(0.0, None))[1]
 
@@ -356,11 +379,19 @@ class SearchOutcome:
         state: The best choice.
         stopped: Why it ended, in the summary's terms.
         seeds: Speedups of the whole-model choices that were tried, by name.
+        inaccurate: The first best choice that was not accurate enough; empty if every one was, as
+            far as it was checked.
     """
 
     state: State = _FLOAT
     stopped: str = FINISHED
     seeds: Mapping[str, float] = field(default_factory=dict)
+    inaccurate: State = _FLOAT
+
+    @property
+    def fastest(self) -> State:
+        """The best choice if accuracy does not count."""
+        return self.inaccurate or self.state
 
 
 def search(
@@ -373,45 +404,109 @@ def search(
         evaluator: Measures candidates.
         finalists: Predicts whether the best so far will need an accuracy repair.
     """
-    run = evaluator.run
-    problem, strategy = evaluator.problem, evaluator.problem.strategy
-    stopped, seeds = problem.preparation.stopped, dict[str, float]()
+    run, strategy = evaluator.run, evaluator.problem.strategy
+    stopped, seeds = evaluator.problem.preparation.stopped, dict[str, float]()
     if stopped == INTERRUPTED:
         _logger.warning("interrupted: all measurements are kept; the same command resumes the run")
         return SearchOutcome(strategy.best, stopped)
-
-    def take_snapshot() -> None:
-        evaluator.take_snapshot(evaluator.candidate_of(strategy.best), baseline.latency_ms)
-
     run.reporter.search_begins()
     if not run.snapshots.exist:
-        take_snapshot()
+        evaluator.take_snapshot(evaluator.candidate_of(strategy.best), baseline.latency_ms)
+    part, inaccurate, most = None, _FLOAT, strategy.task.limits.benchmarks
+    can_restart = run.request.config.workflow == REGION  # an assembly is not begun elsewhere
     try:
-        for trial in strategy.trials():
-            if trial.stage != SEEDS and run.request.config.budget_s is not None:
-                finalists.foresee_repair(strategy.best)
-            scores, is_all = _answer(evaluator, trial)
-            if not is_all:
-                stopped = BY_BUDGET
-            if not scores:
+        for _ in range(1 + _MOST_RESTARTS):
+            stopped, is_short = _follow(baseline, evaluator, finalists, seeds, part)
+            best, found = evaluator.problem.strategy.best, None
+            if stopped == FINISHED and can_restart and evaluator.tries < most:
+                found = finalists.accurate_part(best, with_metric=not is_short)
+            if found is None:
                 break
-            problem.tell(trial, scores)
-            if trial.reference == _FLOAT:
-                seeds.update(_seed_speedups(problem, trial, scores))
-            if run.snapshots.is_due:
-                take_snapshot()
-            _tell(evaluator, trial, f"{_candidates(len(scores))}, {_change(scores)}")
-            if not is_all:
-                break
+            part, inaccurate = found, inaccurate or best
+            _restart(evaluator, part, most)
+        if stopped == FINISHED and Objective.of(run.request.config).prefers_accuracy:
+            _try_more_accurate(evaluator, finalists, most)
     except KeyboardInterrupt:
         stopped = INTERRUPTED
         _logger.warning("interrupted: finishing the best model so far; press Ctrl-C again to abort")
     except EngineError as error:
         stopped = ENGINE_FAILED
         _logger.warning("%s Finishing the best model so far.", error)
+    strategy = evaluator.problem.strategy
+    if stopped == FINISHED:
+        stopped = evaluator.problem.preparation.stopped
     if stopped == FINISHED and strategy.is_cut_short:
         stopped = BY_COUNT
-    return SearchOutcome(strategy.best, stopped, seeds)
+    state = strategy.best
+    if part is not None and not state and not evaluator.has_tried(part.state):
+        state = part.state
+    return SearchOutcome(state, stopped, seeds, inaccurate)
+
+
+def _follow(
+    baseline: Baseline,
+    evaluator: CandidateEvaluator,
+    finalists: Finalists,
+    seeds: dict[str, float],
+    part: AccuratePart | None,
+) -> tuple[str, bool]:
+    """Answer the strategy until it ends, or until its best seed turns out not to be accurate.
+
+    Args:
+        baseline: The float model.
+        evaluator: Measures candidates.
+        finalists: Checks the best seed.
+        seeds: Receives the speedups of whole-model choices.
+        part: Where the search began again; what is less accurate has failed.
+
+    Returns:
+        Why it ended, and whether it was for accuracy.
+    """
+    run, problem = evaluator.run, evaluator.problem
+    strategy = problem.strategy
+    for trial in strategy.trials():
+        may_restart = run.request.config.workflow == REGION
+        if trial.stage != SEEDS and (may_restart or run.request.config.budget_s is not None):
+            is_short = finalists.falls_short(strategy.best)
+            if is_short and may_restart:
+                return FINISHED, True
+        kept = tuple(s for s in trial.candidates if part is None or part.has(s))
+        answers, is_all = _answer(evaluator, replace(trial, candidates=kept))
+        if kept and not answers:
+            return (FINISHED if is_all else BY_BUDGET), False
+        found = dict(zip(kept, answers, strict=True))
+        scores = [found.get(s) or Score.failed(INACCURATE) for s in trial.candidates]
+        problem.tell(trial, scores)
+        if trial.reference == _FLOAT:
+            seeds.update(_seed_speedups(problem, trial, scores))
+        if run.snapshots.is_due:
+            best = evaluator.candidate_of(strategy.best)
+            evaluator.take_snapshot(best, baseline.latency_ms)
+        _tell(evaluator, trial, f"{_candidates(len(scores))}, {_change(scores)}")
+        if not is_all:
+            return BY_BUDGET, False
+    return FINISHED, False
+
+
+def _restart(evaluator: CandidateEvaluator, part: AccuratePart, most: int) -> None:
+    """Let a new search begin with what is accurate enough; what is not is not tried."""
+    problem, config = evaluator.problem, evaluator.run.request.config
+    seeds = {name: state for name, state in problem.seeds.items() if part.allows(state)}
+    if part.state:
+        seeds[_ACCURATE] = part.state
+    left = max(most - evaluator.tries, 1) + len(seeds)
+    evaluator.problem = problem.continued(config.strategy, seeds, part.allows, left)
+    evaluator.run.reporter.tell("accuracy", "searching on among what is accurate enough")
+
+
+def _try_more_accurate(evaluator: CandidateEvaluator, finalists: Finalists, most: int) -> None:
+    """Time slower and more accurate models: the search looked for the fastest."""
+    best = evaluator.problem.strategy.best
+    room = min(_MORE_ACCURATE, most - evaluator.tries)
+    if room > 0 and (states := finalists.more_accurate(best, room)):
+        trial = Trial(best, tuple(states), Effort.CONFIRM, "front")
+        scores, _ = _answer(evaluator, trial)
+        _tell(evaluator, trial, f"{_candidates(len(scores))}, {_change(scores)}")
 
 
 def _answer(evaluator: CandidateEvaluator, trial: Trial) -> tuple[list[Score], bool]:

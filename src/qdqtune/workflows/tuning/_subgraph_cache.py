@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from qdqtune.graph._atomic_files import remove, writing
 from qdqtune.graph._files import write_text
@@ -21,6 +21,20 @@ KIND = "autotune_cache"
 SCHEMA = SCHEMAS[KIND]
 
 _logger = logging.getLogger(__name__)
+
+
+class TimedGroup(NamedTuple):
+    """A fusion group with its time in the float model.
+
+    Attributes:
+        nodes: Names of its nodes.
+        ms: Milliseconds.
+        part: The layer that it shares with other groups, compiled as a whole; else empty.
+    """
+
+    nodes: tuple[str, ...]
+    ms: float
+    part: str = ""
 
 
 class SubgraphCache:
@@ -49,8 +63,7 @@ class SubgraphCache:
 
     def __init__(self, path: Path, header: Mapping[str, Any], told_by: str = "") -> None:
         self.path = path
-        self.groups: list[tuple[tuple[str, ...], float]] | None = None
-        self.parts: list[str] = []
+        self.groups: list[TimedGroup] | None = None
         self.structural = 0
         self.subgraphs: dict[str, SubgraphTimes] = {}
         self.is_profiled = False
@@ -63,14 +76,9 @@ class SubgraphCache:
         self._details: dict[str, Any] = {}
         self._read()
 
-    def keep_groups(
-        self,
-        groups: Sequence[tuple[tuple[str, ...], float]],
-        parts: Sequence[str],
-        structural: int,
-    ) -> None:
+    def keep_groups(self, groups: Sequence[TimedGroup], structural: int) -> None:
         """Store the fusion groups."""
-        self.groups, self.parts, self.structural = list(groups), list(parts), structural
+        self.groups, self.structural = list(groups), structural
         self._write()
 
     def keep_build_s(self, build_s: float) -> float:
@@ -127,7 +135,7 @@ class SubgraphCache:
                 "structural": self.structural,
                 "groups": [
                     {"nodes": list(nodes), "ms": ms, **({"part": part} if part else {})}
-                    for (nodes, ms), part in zip(self.groups or (), self.parts, strict=True)
+                    for nodes, ms, part in self.groups or ()
                 ],
             },
             "phase_2": {
@@ -184,11 +192,13 @@ class SubgraphCache:
         }
         if first["told_by"] != self._told_by:
             return known  # other groups, so the observed costs mean nothing
-        groups = [(tuple(map(str, g["nodes"])), checked_ms(g["ms"])) for g in first["groups"]]
+        groups = [
+            TimedGroup(tuple(map(str, g["nodes"])), checked_ms(g["ms"]), str(g.get("part", "")))
+            for g in first["groups"]
+        ]
         return known | {
             "structural": int(first["structural"]),
             "groups": groups or None,
-            "parts": [str(g.get("part", "")) for g in first["groups"]],
             "is_profiled": bool(second["complete"]),
             "batches": [Batch.from_dict(each) for each in third["batches"]],
             "seen": {

@@ -357,10 +357,11 @@ class SubgraphProfiler:
 
     def _share_ms(self, subgraph: Subgraph) -> float:
         assert self.cache.groups is not None
-        return sum(self.cache.groups[number][1] for number in subgraph.groups)
+        return sum(self.cache.groups[number].ms for number in subgraph.groups)
 
     def _shares_layer(self, subgraph: Subgraph) -> bool:
-        return any(self.cache.parts[number] for number in subgraph.groups)
+        assert self.cache.groups is not None
+        return any(self.cache.groups[number].part for number in subgraph.groups)
 
     def _details(self, subgraph: Subgraph) -> dict[str, Any]:
         """Return human-readable details of a subgraph."""

@@ -31,6 +31,8 @@ _PART_FOR_FINAL = 0.1
 # least this much; and the fraction of a budget that is reserved for it.
 _PART_FOR_REOPENING = 0.2
 _LEAST_FOR_REOPENING_S = 30.0
+# For further models in the last comparison: a fraction of the run's time, but at least this much.
+_PART_FOR_FRONT, _LEAST_FOR_FRONT_S = 0.1, 30.0
 _BUDGET_FOR_REOPENING = 0.1
 # Fraction of the budget for an accuracy repair.
 _PART_FOR_REPAIR = 0.25
@@ -300,6 +302,18 @@ class TimeBudget:
             reserved_s = min(_BUDGET_FOR_REOPENING * self._budget_s, left_s / 2)
             left_s -= min(self._all_reopening_s(files), reserved_s)
         return max(0.0, min(self._preset.final_s, left_s / files))
+
+    def spare_finals(self, most: int, spent_s: float) -> int:
+        """Return how many models more than the usual ones the last comparison may have.
+
+        Args:
+            most: The maximum.
+            spent_s: Seconds that the run has taken so far.
+        """
+        builds_s = MOST_OPENINGS * self._opening_s.again
+        each_s = self._preset.final_s + builds_s + self.evaluation_s + self.write_s
+        allowed_s = max(_LEAST_FOR_FRONT_S, _PART_FOR_FRONT * spent_s)
+        return max(0, min(most, int(min(allowed_s, self.left_s() - self.end_s()) / each_s)))
 
     def reopening_s(self, files: int, spent_s: float) -> float:
         """Return the total seconds that opening the files of the last comparison again may take.

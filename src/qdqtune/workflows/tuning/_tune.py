@@ -31,6 +31,7 @@ from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.options import configured
 from qdqtune.records._errors import QdqtuneError, UsageError
+from qdqtune.records._front import Front
 from qdqtune.records._inputs import request_of
 from qdqtune.records._ranges import CalibrationSource, RangeMethod
 from qdqtune.records._report import ReportDetails
@@ -325,6 +326,7 @@ _WRITTEN = (
     names.FINAL,
     names.PLACEMENT,
     names.RANGES,
+    names.PARETO,
     names.JOURNAL,
     names.STATE,
     names.PATTERN_CACHE,
@@ -449,6 +451,7 @@ def summarize(result: RunResult, model: Path) -> Summary:
         result_run=journal.session,
         blanket=final.blanket,
         rejected=final.rejected,
+        front=final.front,
     )
 
 
@@ -519,6 +522,9 @@ def _write_result(result: RunResult) -> Summary:
     final_sha256 = sha256_of_model(staged / names.FINAL)
     placement = result.final.placement.to_json(result.run.header["model"])
     write_text(staged / names.PLACEMENT, placement, force=True)
+    if result.final.front:
+        front = json.dumps(Front(result.final.front).to_dict(), indent=1, allow_nan=False)
+        write_text(staged / names.PARETO, front + "\n", force=True)
     if result.calibration is not None and shipped is not None and shipped.method is not None:
         ranges = result.calibration.inserters[shipped.method].encoder.ranges
         write_text(staged / names.RANGES, ranges.to_json(), force=True)

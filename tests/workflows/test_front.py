@@ -1,0 +1,215 @@
+"""The front: what is on it, how it is exported, and what is chosen from it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+
+from qdqtune import zoo
+from qdqtune.graph._files import load_model
+from qdqtune.graph._folding import fold
+from qdqtune.graph._index import GraphIndex
+from qdqtune.graph._shapes import infer_shapes
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
+from qdqtune.qdq._read_back import read
+from qdqtune.qdq.dialects import dialect_named
+from qdqtune.records._errors import ModelError, UsageError
+from qdqtune.records._front import Front, not_beaten
+from qdqtune.records._placement import Edge, Placement
+from qdqtune.records._tuning import TuneResult
+from qdqtune.report._tuning import tune_text
+from qdqtune.search._error_model import ErrorModel, noise_of
+from qdqtune.search._space import Space, State, group_ops
+from qdqtune.workflows._export import export, front_of
+from qdqtune.workflows.tuning._final_round import Finalist, FinalRound, Objective, Role
+from qdqtune.workflows.tuning._folder import JOURNAL, PARETO
+from qdqtune.workflows.tuning._front import spread
+from qdqtune.workflows.tuning._journal_format import whole_lines
+from tests.workflows.test_accuracy_repair import space as space
+from tests.workflows.test_final_round import RESULT, THRESHOLD, simulated, timed
+from tests.workflows.test_final_round import model as model
+
+FASTEST = replace(RESULT, sqnr_db=16.0)
+BETTER, BEST = (
+    replace(
+        RESULT, name=name, file=Path(name), sqnr_db=sqnr_db, role=Role.FRONT,
+        placement=Placement.of([Edge(name, name, 0)]),
+    )
+    for name, sqnr_db in (("better", 22.0), ("best", 30.0))
+)  # fmt: skip
+FINAL = FinalRound(
+    [FASTEST, BETTER, BEST],
+    {FASTEST.file: timed(2.0), BETTER.file: timed(1.6), BEST.file: timed(1.2)},
+)
+
+
+def is_fine(_: Finalist) -> str:
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("objective", "chosen"),
+    [
+        (Objective(THRESHOLD), FASTEST),
+        (Objective(THRESHOLD, True), BEST),
+        (Objective(1.5, True), BETTER),
+        (Objective(THRESHOLD, True, 9.0), BEST),  # it takes 8.3 ms, the float model 10 ms
+        (Objective(THRESHOLD, True, 7.0), BETTER),
+        (Objective(THRESHOLD, True, 5.5), FASTEST),
+        (Objective(THRESHOLD, True, 2.0), FASTEST),  # nothing is within it
+        (Objective(THRESHOLD, True, 11.0), None),  # the float model is
+    ],
+)
+def test_the_objective_chooses(objective: Objective, chosen: Finalist | None) -> None:
+    found, reason = FINAL.choose(objective, is_fine)
+    assert found == chosen
+    assert bool(reason) == (chosen is None)
+
+
+def test_a_metric_is_the_accuracy_if_there_is_one() -> None:
+    metrics = {FASTEST.file: 0.9, BETTER.file: 0.95, BEST.file: 0.94}
+    found, _ = FINAL.choose(Objective(THRESHOLD, True), is_fine, lambda each: metrics[each.file])
+    assert found == BETTER
+    points = FINAL.front(Objective(THRESHOLD), FASTEST, is_fine, lambda each: metrics[each.file])
+    assert points == [FASTEST, BETTER]
+
+
+def test_what_misses_a_limit_is_not_on_the_front() -> None:
+    def shortfall(each: Finalist) -> str:
+        return "too far" if each == BEST else ""
+
+    assert FINAL.choose(Objective(THRESHOLD, True), shortfall)[0] == BETTER
+    points = FINAL.front(Objective(THRESHOLD), FASTEST, shortfall, lambda _: None)
+    assert points == [FASTEST, BETTER]
+
+
+def test_none_of_a_front_is_beaten() -> None:
+    models = [(3.0, 1.0), (2.0, 5.0), (2.0, 4.0), (1.0, 5.0), (0.5, 7.0)]
+    found = not_beaten(models, lambda each: each[0], lambda each: each[1])
+    assert found == [(3.0, 1.0), (2.0, 5.0), (0.5, 7.0)]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7])
+def test_points_are_taken_from_one_end_of_a_front_to_the_other(most: int) -> None:
+    front = [frozenset({n}) for n in range(5)]
+    found = spread(front, most)
+    assert len(found) == min(most, 5)
+    assert found[-1] == front[-1]
+    assert [state for state in front if state in found] == found
+
+
+def zoo_space(name: str, **settings: int) -> Space:
+    model = ir.from_proto(zoo.build(name, **settings))
+    fold(model)
+    infer_shapes(model)
+    index = GraphIndex(model)
+    planner = QuantizationPlanner(index, dialect_named("onnxruntime"), "int8")
+    return Space(planner, group_ops(index, planner).groups, {})
+
+
+def parts(space: Space) -> dict[State, float]:
+    singles = (frozenset({number}) for number in sorted(space.everything))
+    return {
+        state: 20.0 + 3.0 * n for n, state in enumerate(singles) if space.closed(state) == state
+    }
+
+
+def test_noise_adds_up(space: Space) -> None:
+    model, known = ErrorModel(space), parts(space)
+    model.observe(known)
+    for count in (2, 5, len(known)):
+        states = list(known)[:count]
+        whole = frozenset().union(*states)
+        noise = sum(noise_of(known[state]) for state in states)
+        # Of the noise of what is quantized on the way nothing is known.
+        assert noise_of(model.estimated_db(whole)) == pytest.approx(noise, rel=0.1)
+
+
+def test_what_was_measured_corrects_what_was_not(space: Space) -> None:
+    model, known = ErrorModel(space), parts(space)
+    everything = space.everything
+    model.observe(known)
+    before = model.sqnr_db(everything)
+    model.observe({everything: before - 6.0})
+    assert model.sqnr_db(everything) == pytest.approx(before - 6.0)
+    assert model.estimated_db(everything) == pytest.approx(before - 6.0, abs=0.1)
+    largest = max(known, key=lambda state: noise_of(known[state]))
+    assert model.estimated_db(everything - largest) > model.estimated_db(everything)
+
+
+def test_what_comes_to_nothing_has_no_noise() -> None:
+    model = zoo_space("resnet18", image=32, width=8)
+    moving = [frozenset({n}) for n in sorted(model.everything) if not model.closed(frozenset({n}))]
+    assert moving
+    errors = ErrorModel(model)
+    errors.observe(dict.fromkeys(moving, 300.0))
+    assert all(errors.sqnr_db(state) == math.inf for state in moving)
+    assert math.isfinite(errors.sqnr_db(model.everything))
+
+
+@pytest.fixture(scope="module")
+def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> TuneResult:
+    return simulated(model, tmp_path_factory.mktemp("front") / "run")
+
+
+def test_a_run_ends_with_a_front(run: TuneResult) -> None:
+    points = run.summary.front
+    assert len(points) > 1
+    assert sum(point.chosen for point in points) == 1
+    for faster, slower in itertools.pairwise(points):
+        assert faster.latency_ms < slower.latency_ms
+        assert (faster.sqnr_db or 0.0) < (slower.sqnr_db or 0.0)
+    written = json.loads((run.output_dir / PARETO).read_text())
+    assert Front.from_dict(written).points == points == front_of(run.output_dir)
+    assert "--pareto N" in tune_text(run)
+
+
+def test_every_point_is_exported(run: TuneResult, tmp_path: Path) -> None:
+    for number, point in enumerate(run.summary.front, 1):
+        report = export(run.output_dir, number, tmp_path / f"{number}.onnx")
+        placement = read(load_model(report.output)).placement
+        assert len(placement.tensors) == point.qdq_pairs
+        assert report.candidate.speedup == point.speedup
+    with pytest.raises(UsageError, match="has no point 99"):
+        export(run.output_dir, 99, tmp_path / "none.onnx")
+
+
+def test_a_point_that_was_changed_is_not_exported(
+    model: Path, run: TuneResult, tmp_path: Path
+) -> None:
+    changed = next(n for n, point in enumerate(run.summary.front, 1) if not point.chosen)
+    body = json.loads((run.output_dir / PARETO).read_text())
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for file in ("/etc/model.onnx", "../model.onnx", str(model)):
+        body["points"][changed - 1]["file"] = file
+        (folder / PARETO).write_text(json.dumps(body))
+        with pytest.raises(ModelError, match="not what was measured"):
+            export(folder, changed, tmp_path / "out.onnx")
+    (folder / PARETO).write_text("[]")
+    with pytest.raises(ModelError, match="is damaged"):
+        export(folder, changed, tmp_path / "out.onnx")
+
+
+@pytest.mark.parametrize("wanted", ["objective", "max_latency_ms"])
+def test_the_most_accurate_is_chosen_and_looked_for(
+    model: Path, run: TuneResult, tmp_path: Path, wanted: str
+) -> None:
+    last = run.summary.front[-1]
+    options: dict[str, Any] = {"objective": "accuracy"}
+    if wanted == "max_latency_ms":
+        options = {"max_latency_ms": (last.latency_ms + run.summary.baseline_ms) / 2.0}
+    summary = simulated(model, tmp_path / "run", **options).summary
+    assert summary.output_sqnr_db is not None
+    assert summary.output_sqnr_db >= (last.sqnr_db or 0.0) - 1e-6
+    assert summary.final_ms > run.summary.final_ms
+    lines = whole_lines(tmp_path / "run" / JOURNAL)
+    assert "front" in {line["stage"] for line in lines if line["kind"] == "measurement"}
+    assert next(point for point in summary.front if point.chosen).sqnr_db == summary.output_sqnr_db
