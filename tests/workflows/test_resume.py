@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -498,20 +499,20 @@ def test_a_kill_while_a_run_is_set_aside_splits_no_run(
 def test_a_first_interrupt_while_finishing_is_only_noted(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def interrupt(event: TuneEvent) -> None:
-        if event.stage == "accuracy":
-            signal.raise_signal(signal.SIGINT)
+    def interrupts(times: int) -> Callable[[TuneEvent], None]:
+        left = [signal.SIGINT] * times
 
-    result = simulated(model, tmp_path / "run", callbacks=[interrupt])
+        def interrupt(event: TuneEvent) -> None:
+            while event.stage == "final" and left:
+                signal.raise_signal(left.pop())
+
+        return interrupt
+
+    result = simulated(model, tmp_path / "run", callbacks=[interrupts(1)])
     assert "press Ctrl-C again to abort" in caplog.text
     assert not result.summary.kept_float
-
-    def twice(event: TuneEvent) -> None:
-        interrupt(event)
-        interrupt(event)
-
     with pytest.raises(KeyboardInterrupt):
-        simulated(model, tmp_path / "run", callbacks=[twice])
+        simulated(model, tmp_path / "run", callbacks=[interrupts(2)])
 
 
 def test_hanging_up_is_never_a_second_interrupt(model: Path, tmp_path: Path) -> None:
