@@ -12,8 +12,10 @@ from tests.conftest import model_from_text
 from tests.cutting import cut
 from tests.stand_ins.tensorrt_api.fixtures import StandInWorkers
 
+from qdqtune import zoo
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._worker import Worker, WorkerFailure
+from qdqtune.workflows._insert import insert
 
 DATA = Path(__file__).parents[1] / "data" / "tensorrt"
 RESNET = DATA / "trt860_h200" / "resnet18.onnx"
@@ -66,6 +68,21 @@ def test_a_part_without_a_named_end_goes_as_far_as_the_model() -> None:
     layer = "{ForeignNode[layers.0.n1.weight...(Unnamed Layer* 460) [Normalization]]}"
     found = registry.refused_nodes("tensorrt", ENCODER, FORMS[0].format(layer))
     assert {"/layers.0/q/MatMul", "/layers.5/q/MatMul"} <= set(found)
+
+
+@pytest.mark.parametrize("dialect", ["tensorrt-8", "tensorrt"])
+def test_a_part_that_begins_with_a_weight_begins_where_it_is_used(
+    tmp_path: Path, dialect: str
+) -> None:
+    # The words of TensorRT 8.6.0 on an H200, about such a model of two layers, 768 wide.
+    model = zoo.build("bert", layers=1, width=32, head_width=16, sequence=8, vocabulary=50)
+    path = tmp_path / "everything.onnx"
+    insert(model, path, ops=["Gemm", "MatMul", "Add"], dialect=dialect)
+    weights = onnx.load(path).graph.initializer
+    first = next(each.name for each in weights if each.name.startswith("pooler.dense.weight"))
+    layer = f"{{ForeignNode[{first}...pooler.tanh]}}"
+    found = registry.refused_nodes("tensorrt", path, FORMS[1].format(layer))
+    assert found == ("pooler.dense", "pooler.tanh")
 
 
 @pytest.mark.parametrize(

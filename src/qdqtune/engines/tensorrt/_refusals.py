@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from qdqtune.engines.tensorrt._layer_info import Layer
-from qdqtune.engines.tensorrt._layer_naming import map_layers
+from qdqtune.engines.tensorrt._layer_naming import NodeNames, map_layers
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import QDQ_OPS
 
@@ -36,19 +36,36 @@ def refused_nodes(path: str, message: str) -> tuple[str, ...]:
     if not names:
         return ()
     index = GraphIndex(ir.from_proto(onnx.load(path, load_external_data=False)))
-    mapped = map_layers(index, [Layer(" ".join(name.split()), "") for name in names])
-    found = [index.node[name] for layer in mapped for name in layer.nodes if layer.executes]
+    layers = [Layer(" ".join(name.split()), "") for name in names]
+    found = [node for layer in layers for node in _nodes_of(index, layer)]
     ops = {node.name for node in found if node.op_type not in QDQ_OPS}
     ops = ops or {node.name for node in _readers(found)}
     return tuple(node.name or "" for node in index.nodes if node.name in ops)
 
 
-def _readers(converting: Iterable[ir.Node]) -> Iterator[ir.Node]:
-    """Yield the ops that read what Q and DQ convert."""
-    waiting = list(converting)
+def _nodes_of(index: GraphIndex, layer: Layer) -> Iterator[ir.Node]:
+    """Yield the nodes of a layer.
+
+    One that was compiled as a whole is named after what it begins with in the model's order. If
+    that is a weight, it begins with the first op that uses it; what is before may be moved into it,
+    such as a Transpose, but also be all of the model.
+    """
+    whole, first = NodeNames(index).whole(layer), 0
+    if whole is not None and not whole.first:
+        users = _readers(index.node[name] for name in whole.readers)
+        first = min((index.position[node.name or ""] for node in users), default=0)
+    for part in map_layers(index, [layer]):
+        for name in part.nodes if part.executes else ():
+            if index.position[name] >= first:
+                yield index.node[name]
+
+
+def _readers(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+    """Yield the ops among some nodes; instead of Q and DQ, those that read what they convert."""
+    waiting = list(nodes)
     while waiting:
-        for reader, _ in waiting.pop().outputs[0].uses():
-            if reader.op_type in QDQ_OPS:
-                waiting.append(reader)
-            else:
-                yield reader
+        node = waiting.pop()
+        if node.op_type in QDQ_OPS:
+            waiting += [reader for reader, _ in node.outputs[0].uses()]
+        else:
+            yield node
