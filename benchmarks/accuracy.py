@@ -67,13 +67,13 @@ def measure(
     """
     questions = task.questions()
     with Worker(engine, SessionOptions(threads=threads)) as worker, reference_worker() as reference:
-        of_float = _answers(task, questions, worker, task.path)
+        of_float = answers_of(task, questions, worker, task.path)
         float_score = task.score(of_float, of_float)
         for number, (label, samples) in enumerate(task.calibration_sets(sets).items()):
             target = keep / f"{name}{number}.onnx"
             report, asked = _quantized(task.path, target, samples, engine, threads)
             scores = [
-                task.score(_answers(task, questions, runner, target, options), of_float)
+                task.score(answers_of(task, questions, runner, target, options), of_float)
                 for runner, options in ((worker, None), (reference, AS_WRITTEN))
             ]
             yield {
@@ -114,13 +114,14 @@ def _quantized(
     return report, untimed
 
 
-def _answers(
+def answers_of(
     task: Task,
     questions: Sequence[Sample],
     worker: Worker,
     path: Path,
     options: SessionOptions | None = None,
 ) -> list[Any]:
+    """What a file says to each question."""
     model = worker.open(path, options)
     answers = [task.answer(question, worker.run(model, question)) for question in questions]
     worker.release(model)
@@ -154,9 +155,9 @@ def task_of(path: Path, wheels: Wheels) -> Task | None:
 def scores_of(task: Task, files: Mapping[str, Path], worker: Worker) -> dict[str, Score]:
     """How good the answers of files are, by label."""
     questions = task.questions()
-    of_float = _answers(task, questions, worker, task.path)
+    of_float = answers_of(task, questions, worker, task.path)
     return {
-        label: task.score(_answers(task, questions, worker, file), of_float)
+        label: task.score(answers_of(task, questions, worker, file), of_float)
         for label, file in files.items()
     }
 
@@ -171,7 +172,8 @@ def _task_class(name: str) -> type[Task]:
     return task
 
 
-def _task(name: str, models: Path, wheels: Wheels) -> Task:
+def task_at(name: str, models: Path, wheels: Wheels) -> Task:
+    """The task of a name; ends the program if its model is missing."""
     task = _task_class(name)
     if not (models / task.model).exists():
         raise SystemExit(f"{name}: there is no {models / task.model}")
@@ -203,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         keep = options.keep or Path(space)
         keep.mkdir(parents=True, exist_ok=True)
         for name in options.only.split(","):
-            task = _task(name, options.models, wheels)
+            task = task_at(name, options.models, wheels)
             for record in measure(name, task, options.engine, options.threads, options.sets, keep):
                 records.append(results.append(record) if options.record else record)
                 print({key: record[key] for key in COLUMNS.values()}, flush=True)

@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import onnx
-from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
+from onnxruntime.quantization import (
+    CalibrationMethod,
+    QuantFormat,
+    QuantType,
+    quantize_dynamic,
+    quantize_static,
+)
 
 from benchmarks.against_quantize_static import SampleReader
 from qdqtune import zoo
@@ -40,11 +46,12 @@ _S8, _U8 = QuantType.QInt8, QuantType.QUInt8
 
 
 class Blanket(NamedTuple):
-    """The types of a blanket of `quantize_static`."""
+    """The types of a blanket of `quantize_static`, and how its ranges are found."""
 
     activation: QuantType
     weight: QuantType
     reduce_range: bool = False
+    method: CalibrationMethod = CalibrationMethod.MinMax
 
 
 BLANKETS: Mapping[str, Blanket] = {
@@ -117,6 +124,7 @@ def write_blanket(
         str(path), str(target), SampleReader(samples),
         quant_format=QuantFormat.QDQ, per_channel=True, activation_type=blanket.activation,
         weight_type=blanket.weight, reduce_range=blanket.reduce_range,
+        calibrate_method=blanket.method,
     )  # fmt: skip
     return target
 
