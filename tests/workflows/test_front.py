@@ -13,6 +13,7 @@ import onnx_ir as ir
 import pytest
 
 from qdqtune import zoo
+from qdqtune.calibration._random_inputs import random_inputs
 from qdqtune.graph._files import load_model
 from qdqtune.graph._folding import fold
 from qdqtune.graph._index import GraphIndex
@@ -23,12 +24,14 @@ from qdqtune.qdq.dialects import dialect_named
 from qdqtune.records._errors import ModelError, UsageError
 from qdqtune.records._front import Front, not_beaten
 from qdqtune.records._placement import Edge, Placement
+from qdqtune.records._ranges import CalibrationSource, RangeMethod
 from qdqtune.records._tuning import TuneResult
 from qdqtune.report._tuning import tune_text
 from qdqtune.search._error_model import ErrorModel, noise_of
 from qdqtune.search._space import Space, State, group_ops
 from qdqtune.workflows._export import export, front_of
 from qdqtune.workflows.tuning._final_round import Finalist, FinalRound, Objective, Role
+from qdqtune.workflows.tuning._finalists import Finalists
 from qdqtune.workflows.tuning._folder import JOURNAL, PARETO
 from qdqtune.workflows.tuning._front import spread
 from qdqtune.workflows.tuning._journal_format import whole_lines
@@ -144,6 +147,17 @@ def test_what_was_measured_corrects_what_was_not(space: Space) -> None:
     assert model.estimated_db(everything - largest) > model.estimated_db(everything)
 
 
+def test_a_part_of_an_accurate_whole_is_accurate() -> None:
+    """Errors that amplify each other: the whole has a thousand times the noise of its parts."""
+    space = zoo_space("resnet18", image=32, width=8)
+    model, everything = ErrorModel(space), space.closed(space.everything)
+    numbers = sorted(everything)
+    pairs = {space.closed(frozenset(pair)): 60.0 for pair in itertools.pairwise(numbers)}
+    model.observe(pairs | {everything: 20.0})
+    assert 19.0 < model.sqnr_db(everything - {numbers[-1]}) < 25.0
+    assert model.sqnr_db(frozenset(numbers[:3])) > 45.0
+
+
 def test_what_comes_to_nothing_has_no_noise() -> None:
     model = zoo_space("resnet18", image=32, width=8)
     moving = [frozenset({n}) for n in sorted(model.everything) if not model.closed(frozenset({n}))]
@@ -159,12 +173,48 @@ def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> TuneResult:
     return simulated(model, tmp_path_factory.mktemp("front") / "run")
 
 
+@pytest.mark.parametrize("source", [CalibrationSource.DATA, CalibrationSource.NONE])
+def test_a_model_that_seems_better_than_the_result_has_a_reason(
+    run: TuneResult, source: CalibrationSource
+) -> None:
+    chosen = next(point for point in run.summary.front if point.chosen)
+    better = replace(chosen, name="rules", speedup=chosen.speedup + 0.01, chosen=False)
+    front = (better, chosen)
+    summary = replace(run.summary, front=front, calibration=source.value)
+    text = tune_text(replace(run, summary=summary))
+    assert "Point 1 " in text
+    assert ("needs calibration" in text) == (source is CalibrationSource.NONE)
+    assert "Point 1 " not in tune_text(run)
+
+
+def test_candidates_are_exported_as_accurate_as_the_result(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its ranges, which may be others than those of the search."""
+    found = Finalists._best_ranges
+
+    def others(finalists: Finalists, state: State) -> RangeMethod:
+        found(finalists, state)
+        return list(finalists.accuracy)[-1]
+
+    monkeypatch.setattr(Finalists, "_best_ranges", others)
+    data = list(random_inputs(GraphIndex(load_model(model)), 4))
+    result = simulated(model, tmp_path / "run", calibration_data=data)
+    assert result.summary.calibration_method != "max"
+    points = {point.candidate: point for point in result.summary.front}
+    chosen = next(name for name, point in points.items() if point.chosen)
+    export(tmp_path / "run", chosen, tmp_path / "candidate.onnx")
+    encodings = [read(load_model(file)).encodings for file in
+                 (tmp_path / "candidate.onnx", result.model)]  # fmt: skip
+    assert repr(encodings[0]) == repr(encodings[1])
+
+
 def test_a_run_ends_with_a_front(run: TuneResult) -> None:
     points = run.summary.front
     assert len(points) > 1
     assert sum(point.chosen for point in points) == 1
     for faster, slower in itertools.pairwise(points):
-        assert faster.latency_ms < slower.latency_ms
+        assert faster.speedup > slower.speedup
         assert (faster.sqnr_db or 0.0) < (slower.sqnr_db or 0.0)
     written = json.loads((run.output_dir / PARETO).read_text())
     assert Front.from_dict(written).points == points == front_of(run.output_dir)

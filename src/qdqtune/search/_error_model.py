@@ -2,7 +2,9 @@
 
 Rounding errors of different ops are nearly independent, so that their powers add up: the noise of a
 choice is about the sum of what each of its groups adds. These parts are fitted to what was
-measured, such as groups quantized alone, or whole candidates of a search.
+measured, such as groups quantized alone, or whole candidates of a search. Where errors amplify each
+other, a whole has many times the noise of its parts: by how much is taken from the measured choices
+that have most in common with the one in question.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from qdqtune.search._space import Space, State
 # How much the assumption that all groups are alike counts beside a measurement.
 _PRIOR = 1e-3
 _STEPS = 300
+# How much more a measured choice counts for one that has more groups in common with it.
+_NEARNESS = 4
 _LEAST_NOISE, _MOST_NOISE = 1e-12, 1e3
 
 
@@ -38,7 +42,7 @@ class ErrorModel:
         self._space = space
         self._measured: dict[State, float] = {}
         self._noise: npt.NDArray[np.float64] | None = None
-        self._beyond = 1.0
+        self._beyond: dict[State, float] = {}
 
     def observe(self, found: Mapping[State, float]) -> None:
         """Take in measurements.
@@ -72,20 +76,26 @@ class ErrorModel:
         """
         if self._noise is None:
             self._noise = self._fitted()
-            self._beyond = self._deviation()
+            self._beyond = {
+                known: math.log(noise / self._sum(known)) for known, noise in self._measured.items()
+            }
         closed = self._space.closed(state)
-        noise = self._sum(closed) * (self._beyond if len(closed) > 1 else 1.0)
+        noise = self._sum(closed) * math.exp(self._deviation(closed))
         return -10.0 * math.log10(max(noise, _LEAST_NOISE))
 
     def _sum(self, closed: State) -> float:
         assert self._noise is not None
         return float(self._noise[sorted(closed)].sum())
 
-    def _deviation(self) -> float:
-        """Return how much more noise combined groups have than the sum of their parts."""
-        combined = {state: noise for state, noise in self._measured.items() if len(state) > 1}
-        logs = [math.log(noise / self._sum(state)) for state, noise in combined.items()]
-        return math.exp(sum(logs) / len(logs)) if logs else 1.0
+    def _deviation(self, state: State) -> float:
+        """Return the log of how much more noise a choice has than the sum of its parts."""
+        weights = {
+            known: (len(known & state) / len(known | state)) ** _NEARNESS for known in self._beyond
+        }
+        total = sum(weights.values())
+        return (
+            sum(w * self._beyond[known] for known, w in weights.items()) / total if total else 0.0
+        )
 
     def _fitted(self) -> npt.NDArray[np.float64]:
         """Return the noise of each group: the nearest to the measurements, and never negative.
