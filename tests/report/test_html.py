@@ -13,11 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qdqtune.records._front import FrontPoint
 from qdqtune.records._measurement import Comparison
 from qdqtune.records._placement import Placement
 from qdqtune.records._printable import printable
 from qdqtune.records._quantization import Decision, QuantizeReport
 from qdqtune.records._report import ReportDetails, RunView
+from qdqtune.records._tuning import Summary
 from qdqtune.report import _html as html_module
 from qdqtune.report._charts import span, ticks
 from qdqtune.report._html import page_html
@@ -95,6 +97,12 @@ def test_the_headline_has_the_speedup_its_interval_and_the_accuracy() -> None:
 def test_what_makes_a_more_accurate_model_is_a_command() -> None:
     text = "".join(Page(page_html([run_of()])).text)
     assert "qdqtune export runs/stem --candidate c0001 -o c0001.onnx" in text
+    point = FrontPoint("c0001", "c.onnx", "", 6.0, 1.7, (1.6, 1.8), 37.0, candidate="c0001")
+    summary = run_of().result
+    assert isinstance(summary, Summary)
+    front = replace(run_of(), result=replace(summary, front=(point, point)))
+    text = "".join(Page(page_html([front])).text)
+    assert "qdqtune export runs/stem --pareto 1 -o point1.onnx" in text
     alone = replace(run_of(), details=ReportDetails("runs/stem"))
     assert "qdqtune tune stem --min_sqnr 33" in "".join(Page(page_html([alone])).text)
 

@@ -24,8 +24,10 @@ import onnxruntime
 import psutil
 import pytest
 
+from qdqtune.calibration._random_inputs import random_inputs
 from qdqtune.engines._worker import Worker
 from qdqtune.graph._files import load_model
+from qdqtune.graph._index import GraphIndex
 from qdqtune.qdq._read_back import read
 from qdqtune.records._errors import (
     AutotunerError,
@@ -396,6 +398,17 @@ def test_what_was_found_under_other_conditions_is_kept_aside(
     assert again.placement != whole.placement
     assert (run / "earlier/1/optimized_final.onnx").read_bytes() == whole.model.read_bytes()
     assert (run / "earlier/1/summary.json").exists()
+
+
+def test_a_calibrated_result_is_not_replaced_by_one_with_random_scales(
+    model: Path, tmp_path: Path
+) -> None:
+    inputs = next(random_inputs(GraphIndex(load_model(model)), 1))
+    first = simulated(model, tmp_path / "run", calibration_data=[inputs], max_benchmarks=1)
+    with pytest.raises(UsageError, match="was calibrated on data, and this command has none"):
+        simulated(model, tmp_path / "run", max_benchmarks=1)
+    assert (tmp_path / "run/optimized_final.onnx").read_bytes() == first.model.read_bytes()
+    simulated(model, tmp_path / "run", max_benchmarks=1, restart=True)
 
 
 def consistent(run: Path) -> dict[str, Any]:

@@ -116,6 +116,11 @@ class Candidates:
         if not isinstance(summary, Summary) or summary.kept_float or summary.output_sqnr_db is None:
             return "", ""
         has_db = summary.output_sqnr_db
+        for number, point in enumerate(summary.front, 1):
+            if (point.sqnr_db or 0.0) >= has_db + _MORE_DB:
+                what = f"point {number} of the front: {point.speedup:.2f}×, {point.sqnr_db:.1f} dB"
+                folder = quote(self._run.folder)
+                return what, f"qdqtune export {folder} --pareto {number} -o point{number}.onnx"
         for row in self.front:
             if (row.sqnr_db or 0.0) >= has_db + _MORE_DB:
                 return f"{row.id}: {row.speedup:.2f}×, {row.sqnr_db:.1f} dB", row.command

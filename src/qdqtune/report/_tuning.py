@@ -47,7 +47,8 @@ def tune_text(result: TuneResult) -> str:
     ]
     if len(summary.front) > 1:
         command = f"qdqtune export {result.output_dir} --pareto N -o OUT.onnx"
-        lines += [front_table(summary.front), f"Write one of these: {command}", ""]
+        lines += [front_table(summary.front), *_as_good(summary)]
+        lines += [f"Write one of these: {command}", ""]
     if summary.batches:
         lines += [*_batches(summary), ""]
     lines += [
@@ -99,6 +100,23 @@ def front_table(points: Sequence[FrontPoint]) -> Table:
     ]  # fmt: skip
     shown = [n for n in range(len(_COLUMNS)) if n < _ALWAYS or any(row[n] for row in rows)]
     return Table(("the front", *_COLUMNS[1:]), rows, right=(1, 2, 4, 5)).only(shown)
+
+
+def _as_good(summary: Summary) -> list[str]:
+    """Say why a model that beats the result in both speed and accuracy is not the result."""
+    chosen = next((point for point in summary.front if point.chosen), None)
+    if chosen is None or any(point.metric is not None for point in summary.front):
+        return []
+    better = [
+        str(number)
+        for number, point in enumerate(summary.front, 1)
+        if point.speedup >= chosen.speedup
+        and (point.sqnr_db or 0.0) >= (chosen.sqnr_db or 0.0)
+        and not point.chosen
+    ]
+    needs = summary.calibration == CalibrationSource.NONE.value
+    why = "needs calibration, and is hardly faster" if needs else "is not significantly faster"
+    return [f"Point {number} {why}: it is not the result." for number in better]
 
 
 def _row(

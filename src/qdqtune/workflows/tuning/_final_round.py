@@ -140,7 +140,10 @@ class FinalRound:
         shortfall: Callable[[Finalist], str],
         metric: Callable[[Finalist], float | None],
     ) -> list[Finalist]:
-        """Return the models that no other beats in both speed and accuracy, fastest first.
+        """Return the models that no other beats in both speedup and accuracy, fastest first.
+
+        The result is one of them even if another does: that is not significantly faster, or it
+        needs calibration.
 
         Args:
             objective: Has the minimum speedup.
@@ -161,11 +164,11 @@ class FinalRound:
         has_all = all(found is not None for found in known.values())
         found = not_beaten(
             usable,
-            lambda each: -self._ms(each),
+            self._speedup,
             lambda each: (known[each.file] if has_all else each.sqnr_db) or -math.inf,
         )
         found += [chosen] if chosen in usable and chosen not in found else []
-        return sorted(found, key=self._ms)
+        return sorted(found, key=self._speedup, reverse=True)
 
     def blanket_record(
         self, shipped: Finalist | None, shortfall: str, metric: float | None
@@ -211,6 +214,10 @@ class FinalRound:
         if baseline_ms > limit_ms:
             return ""
         return f"it takes {baseline_ms:.3f} ms, which --max_latency {limit_ms:g} allows"
+
+    def _speedup(self, entry: Finalist) -> float:
+        timed = self.time_of(entry)
+        return 0.0 if timed is None else timed.comparison.ratio
 
     def _ms(self, entry: Finalist) -> float:
         timed = self.time_of(entry)

@@ -244,6 +244,7 @@ class Finalizer:
             found = replace(found, lost_to_accuracy="")  # it was about another model
         if shipped.method is not None:
             self._write_region_models(shipped.state, shipped.method)
+            self.evaluator.write_with(shipped.method)
         return replace(found, metric=self.finalists.metric(shipped))
 
     def _write_region_models(self, chosen: State, method: RangeMethod) -> None:

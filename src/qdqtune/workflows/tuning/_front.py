@@ -49,8 +49,7 @@ class FrontFinder:
     def finalists_beyond(self, result: Finalist) -> list[Finalist]:
         """Return models to time beside the result, which are slower and more accurate.
 
-        Their error is measured with the ranges of the search, as the report does; the last
-        comparison has files with the ranges of the result.
+        Their error is measured with the ranges of the result, which their files get as well.
 
         Args:
             result: The result of the search.
@@ -59,7 +58,7 @@ class FrontFinder:
         most = run.budget.spare_finals(_MOST, run.reporter.elapsed_s)
         if not most or result.method is None:
             return []
-        accuracy = next(iter(self.finalists.accuracy.values()))
+        accuracy = self.finalists.accuracy[result.method]
         threshold = math.log(run.request.config.performance_threshold)
         speedups = {
             state: gain for state, gain in self.evaluator.speedups().items() if gain > threshold

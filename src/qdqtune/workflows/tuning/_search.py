@@ -21,9 +21,11 @@ from qdqtune.engines._comparison import compare_files
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._timing import Round, gain_of
 from qdqtune.graph._fingerprint import model_digest
+from qdqtune.qdq._insert import Inserter
 from qdqtune.records._errors import EngineError, UsageError
 from qdqtune.records._measurement import LayerTime, Measurement
 from qdqtune.records._placement import Placement
+from qdqtune.records._ranges import RangeMethod
 from qdqtune.records._tuning import BY_BUDGET, BY_COUNT, ENGINE_FAILED, FINISHED, INTERRUPTED
 from qdqtune.search._space import State
 from qdqtune.search.patterns._region_pattern import PatternView
@@ -179,12 +181,31 @@ class CandidateEvaluator:
         """Return the candidate's file."""
         key = self.key(state)
         if key not in self._files:
-            inserter, placement = self.calibration.inserter, self.problem.space.placement(state)
-            name, base = self.journal.name_of(key), inserter.base
-            file = inserter.write(placement, name) if placement else base.write(base.whole(), name)
-            self.journal.keep_file(key, model_digest(file, base.store.digest_of))
+            placement = self.problem.space.placement(state)
+            file = self._written(key, placement, self.calibration.inserter)
             self._files[key] = file if placement else self.plain
         return self._files[key]
+
+    def write_with(self, method: RangeMethod) -> None:
+        """Write all candidates with other ranges: those of the result, in which they are exported.
+
+        Args:
+            method: The method of these ranges; nothing changes if the search used them.
+        """
+        inserter = self.calibration.inserters[method]
+        if inserter is self.calibration.inserter:
+            return
+        progress, states = self.run.reporter.progress("result"), self.fastest_first()
+        for number, state in enumerate(states):
+            progress("candidates written with its ranges", number, len(states))
+            if placement := self.problem.space.placement(state):
+                self._written(self.key(state), placement, inserter)
+
+    def _written(self, key: str, placement: Placement, inserter: Inserter) -> Path:
+        name, base = self.journal.name_of(key), inserter.base
+        file = inserter.write(placement, name) if placement else base.write(base.whole(), name)
+        self.journal.keep_file(key, model_digest(file, base.store.digest_of))
+        return file
 
     def take_snapshot(self, best: Candidate, baseline_ms: float) -> None:
         """Write the state and the logs of schemes, as of now.

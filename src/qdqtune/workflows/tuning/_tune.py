@@ -169,7 +169,9 @@ def _tuned(run: TuningRun, baseline: Baseline) -> RunResult:
             evaluator.take_snapshot(evaluator.candidate_of(outcome.state), baseline.latency_ms)
             final = Finalizer(run, finalists, evaluator, baseline).finalize(outcome)
             gatherer = DetailsGatherer(run, baseline, calibration, evaluator, outcome)
-            details = _gathered(gatherer, final, next(iter(accuracy.values())))
+            method = final.shipped.method if final.shipped is not None else None
+            measured = accuracy[method] if method is not None else next(iter(accuracy.values()))
+            details = _gathered(gatherer, final, measured)
     result = RunResult(run, baseline, final, outcome, calibration, evaluator, details)
     evaluator.take_snapshot(_handed_over(evaluator, final), result.baseline_ms)
     return result
