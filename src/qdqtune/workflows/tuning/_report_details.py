@@ -236,7 +236,7 @@ class DetailsGatherer:
         lines = self.run.journal.kept_lines
         effects = GroupEffects(space, lines, compared, called, inaccurate)
         chosen = space.nearest(placement)
-        harmful = space.closed(self.outcome.fastest) - chosen if final.lost_to_accuracy else set()
+        harmful = final.left_float - chosen
         reasons = dict(planner.left_float)
         for number, group in enumerate(space.groups):
             if number in harmful:
