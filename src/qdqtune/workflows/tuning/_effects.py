@@ -162,7 +162,10 @@ class GroupEffects:
             if key in self._gains and state and (number in state) != is_chosen
         }
         if not formed:
-            return f"it is {self._words(number).done if is_chosen else 'float'} in every candidate"
+            if not is_chosen:
+                return "it is float in every candidate"
+            done = self._words(number).done
+            return f"it is {done} in every candidate but the float model itself"
         if self._result not in self._gains or self._result not in self._states:
             return "it was tried only together with many others"
         others = {key: self._others(key) for key in formed}
