@@ -253,3 +253,55 @@ def test_a_span_covers_its_values(values: list[float]) -> None:
     low, high = span(values)
     assert low < high
     assert all(low <= each <= high for each in values)
+
+
+def text_of(run: RunView) -> str:
+    return " ".join("".join(Page(page_html([run])).text).split())
+
+
+def summary_of(**figures: object) -> RunView:
+    run = run_of()
+    return replace(run, result=replace(run.result, **figures))  # type: ignore[type-var]
+
+
+def test_layers_that_do_not_add_up_are_said_to_be_doubtful() -> None:
+    """Run's layers sum to 3 ms before, and to 2.75 ms in the result."""
+    fits = text_of(summary_of(baseline_ms=2.9, final_ms=2.5))
+    assert "Most was gained in stem (1.000 ms)." in fits
+    assert "doubtful" not in fits
+    disturbed = text_of(summary_of(baseline_ms=2.9, final_ms=0.55))
+    assert "they sum to 5.0 times the latency of the result." in disturbed
+    assert "Most was gained" not in disturbed
+
+
+def test_what_a_float_layer_gained_is_said_to_be_noise() -> None:
+    run = summary_of(baseline_ms=4.0, final_ms=2.0)
+    assert run.details is not None
+    layer = replace(run.details.layers[0], nodes=("body",))
+    text = text_of(replace(run, details=replace(run.details, layers=(layer,) * 2)))
+    assert "body (1.000 ms; it is float: noise, or another layout)" in text
+
+
+@pytest.mark.parametrize(
+    ("inputs", "told"),
+    [
+        ({"source": "data", "samples": 8}, "(error 3.2\xa0%), on 8 of the 12 calibration samples"),
+        ({"source": "data", "samples": 12}, "(error 3.2\xa0%), on the 12 calibration samples"),
+        ({"source": "data"}, "(error 3.2\xa0%), on calibration samples"),
+        ({"source": "random", "samples": 2}, "(error 3.2\xa0%), on 2 random inputs"),
+    ],
+)
+def test_the_accuracy_is_told_with_the_inputs_that_it_was_measured_on(
+    inputs: dict[str, object], told: str
+) -> None:
+    run = summary_of(error_inputs=inputs, calibration_samples=12)
+    assert told.replace("\xa0", " ") in text_of(run)
+
+
+def test_few_samples_and_random_ones_are_warned_of() -> None:
+    few = "Only 12 calibration samples: a few hundred are advised"
+    assert few in text_of(summary_of(calibration_samples=12))
+    assert "a few hundred" not in text_of(summary_of(calibration_samples=300))
+    assert "a few hundred" not in text_of(summary_of(calibration_samples=12, calibration="random"))
+    on_random = summary_of(calibration="none", error_inputs={"source": "random"})
+    assert "measured on random inputs; on real data it is unknown" in text_of(on_random)

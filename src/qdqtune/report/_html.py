@@ -38,6 +38,8 @@ _WORST = 10
 # Longer lists are cut: the records have the rest.
 _LONGEST = 300
 _POINTS = 12
+# By how much the sum of a profile's layers may differ from the model's latency.
+_DISTURBED = 0.3
 # Larger pages are slow to open; graphs are left out, the last first.
 _MOST_BYTES = 4_000_000
 # A graph of more nodes, or edges and their bends, is not drawn to find that out.
@@ -134,6 +136,7 @@ def _section(run: RunView, prefix: str, *, is_drawn: bool) -> dict[str, Any]:
         "now": _forms_now(details.graph),
         "batches": (),
         **_layers_of(details.layers),
+        "disturbed": _disturbed(details.layers, baseline_ms, summary.final_ms or 0.0),
         "worst": [row for row in details.tensors if row.sqnr_db is not None][:_WORST],
         "errors": [row for row in details.tensors if row.sqnr_db is not None][:_LONGEST],
         "longest": _LONGEST,
@@ -195,6 +198,25 @@ def _layers_of(layers: Sequence[LayerChange]) -> dict[str, Any]:
         "total_before": sum(row.before_ms for row in layers),
         "total_after": sum(row.after_ms or 0.0 for row in layers),
     }
+
+
+def _disturbed(layers: Sequence[LayerChange], baseline_ms: float, final_ms: float) -> str:
+    """Say that a profile's layers don't add up to the models' latencies; empty if they do."""
+    pairs = (
+        ("the model as given", sum(row.before_ms for row in layers), baseline_ms),
+        ("the result", sum(row.after_ms or 0.0 for row in layers), final_ms),
+    )
+    off = [
+        f"{total / ms:.1f} times the latency of {which}"
+        for which, total, ms in pairs
+        if total and ms and abs(total / ms - 1.0) > _DISTURBED
+    ]
+    if not off:
+        return ""
+    return (
+        f"These times are doubtful: they sum to {' and '.join(off)}. Other work disturbed the "
+        "profile, or the profiler slows these layers down."
+    )
 
 
 def _left_out(graph: GraphView | None, *, is_drawn: bool) -> str:
