@@ -20,7 +20,9 @@ from qdqtune.records._quantization import Decision, QuantizeReport
 from qdqtune.records._report import ReportDetails, RunView
 from qdqtune.report import _html as html_module
 from qdqtune.report._charts import span, ticks
+from qdqtune.report._contenders import terms_in
 from qdqtune.report._html import page_html
+from qdqtune.report._search_charts import Candidates
 from tests.report.runs import HOSTILE, SUMMARY, run_of
 
 
@@ -305,3 +307,36 @@ def test_few_samples_and_random_ones_are_warned_of() -> None:
     assert "a few hundred" not in text_of(summary_of(calibration_samples=12, calibration="random"))
     on_random = summary_of(calibration="none", error_inputs={"source": "random"})
     assert "measured on random inputs; on real data it is unknown" in text_of(on_random)
+
+
+def trials_at(*times_s: float) -> RunView:
+    run = run_of()
+    return replace(run, trials=tuple(replace(run.trials[0], at_s=each) for each in times_s))
+
+
+def test_a_chart_over_time_begins_at_0_and_needs_more_than_a_few_moments() -> None:
+    charts = Candidates(trials_at(*range(100, 110)), "")
+    assert charts.over_time is not None
+    assert ">0</text>" in charts.over_time
+    assert Candidates(trials_at(*[30.627] * 6, *[33.57] * 3), "").over_time is None
+    assert "over seconds" not in page_html([trials_at(30.0, 30.1, 33.0)])
+
+
+def test_a_candidate_below_the_limit_is_marked_and_the_limit_is_explained() -> None:
+    run = summary_of(float_sqnr_db=25.0, output_sqnr_db=30.0)
+    assert run.details is not None
+    run = replace(run, details=replace(run.details, sqnr_db={"c0001": 14.3}))
+    text = text_of(run)
+    assert "14.3 dBbelow the limit" in text
+    assert text.count("below the limit") == 1
+    assert "limit 14.6 dB" in text
+    assert "The limit is 14.6 dB instead of --min_sqnr 15" in text
+    assert "instead of --min_sqnr" not in text_of(run_of())
+
+
+def test_the_words_in_names_are_explained_where_they_stand() -> None:
+    text = text_of(run_of())
+    assert "A blanket follows one rule for the whole model" in text
+    assert "Rules are the placement rules for the engine." in text
+    assert "sums unfused" not in text
+    assert terms_in(["float", "raw"]).startswith(" Raw is put together")

@@ -27,6 +27,7 @@ from qdqtune.records._report import (
 )
 from qdqtune.records._tuning import Summary
 from qdqtune.report._charts import dumbbell, interval_bar, span, twin_bars
+from qdqtune.report._contenders import terms_in
 from qdqtune.report._formatting import duration
 from qdqtune.report._graph_svg import CLASSES, graph_data, graph_svg
 from qdqtune.report._page_facts import facts_of
@@ -83,6 +84,7 @@ def _page(runs: Sequence[RunView], drawn: Set[int]) -> str:
         duration=duration,
         ops=_ops,
         signed=_signed,
+        more=_more,
     )
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
@@ -127,11 +129,13 @@ def _section(run: RunView, prefix: str, *, is_drawn: bool) -> dict[str, Any]:
     node_of = {node.name: n for n, node in enumerate(graph.nodes)} if graph is not None else {}
     section = {
         "run": run,
+        "terms": terms_in(each.name for each in facts.contenders),
         "prefix": prefix,
         "facts": facts,
         "details": details,
         "scale_ms": min(max(slowest, default=0.0), 3.0 * baseline_ms),
         "candidates": candidates,
+        "speedups": {row.id: row.speedup for row in candidates.rows if row.speedup is not None},
         "node_of": node_of,
         "now": _forms_now(details.graph),
         "batches": (),
@@ -244,6 +248,10 @@ def _forms_now(graph: GraphView | None) -> Mapping[str, str]:
 def _signed(value: float) -> str:
     """Return a number with a sign that is as wide as a digit."""
     return f"{value:+.3f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _more(count: int, thing: str) -> str:
+    return f"{count} more {thing}{'s' * (count != 1)}"
 
 
 def _ops(op_types: Sequence[str]) -> str:
