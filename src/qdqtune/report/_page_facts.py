@@ -166,8 +166,8 @@ def _about_samples(summary: Summary) -> list[str]:
     is_random = summary.error_inputs.get("source") == CalibrationSource.RANDOM.value
     if is_random and summary.output_sqnr_db is not None:
         notes.append(
-            "The accuracy was measured on random inputs; on real data it is unknown. Give some: "
-            "--calibration_data."
+            "The accuracy was measured on random inputs; on real data it is unknown. Calibration "
+            "data (--calibration_data) makes it known."
         )
     return notes
 
