@@ -340,3 +340,17 @@ def test_the_words_in_names_are_explained_where_they_stand() -> None:
     assert "Rules are the placement rules for the engine." in text
     assert "sums unfused" not in text
     assert terms_in(["float", "raw"]).startswith(" Raw is put together")
+
+
+def test_schemes_have_the_speedups_of_the_search() -> None:
+    run = run_of()
+    assert run.details is not None
+    (row,) = run.details.patterns
+    slower = replace(row.schemes[0], candidate="c0009", latency_ms=10.0, chosen=False)
+    row = replace(row, schemes=(*row.schemes, slower))
+    text = text_of(replace(run, details=replace(run.details, patterns=(row,) * 13)))
+    # The first was measured 1.994 times as fast; of the other, only the latency is known.
+    assert "1.994×c0000" in text
+    assert "0.997×c0009" in text
+    assert "1 more pattern" in text
+    assert "more patterns" not in text

@@ -135,7 +135,7 @@ def _section(run: RunView, prefix: str, *, is_drawn: bool) -> dict[str, Any]:
         "details": details,
         "scale_ms": min(max(slowest, default=0.0), 3.0 * baseline_ms),
         "candidates": candidates,
-        "speedups": {row.id: row.speedup for row in candidates.rows if row.speedup is not None},
+        "speedups": _speedups(candidates, details),
         "node_of": node_of,
         "now": _forms_now(details.graph),
         "batches": (),
@@ -165,6 +165,20 @@ def _section(run: RunView, prefix: str, *, is_drawn: bool) -> dict[str, Any]:
             "areas": graph.areas[0].rpartition(" ")[0] if graph.areas else "",
         }
     return section
+
+
+def _speedups(candidates: Candidates, details: ReportDetails) -> dict[str, float]:
+    """Return the speedups of candidates by id, and of the float model where a pattern has its."""
+    found = {row.id: row.speedup for row in candidates.rows if row.speedup is not None}
+    for row in details.patterns:
+        kept = next((each for each in row.schemes if each.chosen), None)
+        if kept is None or not kept.latency_ms or kept.candidate not in found:
+            continue
+        for each in row.schemes:
+            if each.latency_ms:
+                speedup = found[kept.candidate] * kept.latency_ms / each.latency_ms
+                found.setdefault(each.candidate, speedup)
+    return found
 
 
 def _layers_of(layers: Sequence[LayerChange]) -> dict[str, Any]:
