@@ -93,6 +93,23 @@ def test_without_a_candidate_that_left_it_float_that_is_said(space: Space) -> No
     assert "12.7\N{NO-BREAK SPACE}% slower than the result" in text
 
 
+def test_of_a_float_op_the_nearest_evidence_counts_in_whatever_form(space: Space) -> None:
+    number, static = one_of(space)
+    result = space.closed(space.weighted() - {static})
+    dynamic = space.closed(space.switched(result, frozenset({number})))
+    assert number in dynamic
+    assert static not in result
+    measured = (
+        ("c0000", result, FLOAT, 0.5),
+        ("c0001", dynamic, FLOAT, 0.45),
+        ("c0002", space.closed(frozenset({static})), frozenset({0, 1, 2, 3, 4, 5}), 0.1),
+        ("c0003", space.closed(space.everything), FLOAT, 0.3),
+    )
+    text = said(space, measured, result, static)
+    assert "candidate that quantizes it at run time (c0001" in text
+    assert "5.1\N{NO-BREAK SPACE}% slower than the result" in text
+
+
 def test_a_comparison_of_many_changes_is_no_evidence_about_one(space: Space) -> None:
     many = space.closed(space.weighted())
     number = max(space.weighted() - {0})

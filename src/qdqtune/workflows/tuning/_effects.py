@@ -157,9 +157,11 @@ class GroupEffects:
     def _without_direct_evidence(self, number: int, *, is_chosen: bool) -> str:
         """Compare the result with the best candidate that differs from it in the group."""
         formed = {
-            key: self._form_in(state, number)
+            key: form
             for key, state in self._states.items()
-            if key in self._gains and state and (number in state) != is_chosen
+            for form in [self._form_in(state, number)]
+            if key in self._gains and state
+            if (number not in state if is_chosen else form is not None)
         }
         if not formed:
             if not is_chosen:
