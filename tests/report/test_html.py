@@ -22,7 +22,9 @@ from qdqtune.records._report import ReportDetails, RunView
 from qdqtune.records._tuning import Summary
 from qdqtune.report import _html as html_module
 from qdqtune.report._charts import span, ticks
+from qdqtune.report._contenders import terms_in
 from qdqtune.report._html import page_html
+from qdqtune.report._search_charts import Candidates
 from tests.report.runs import HOSTILE, SUMMARY, run_of
 
 
@@ -261,3 +263,102 @@ def test_a_span_covers_its_values(values: list[float]) -> None:
     low, high = span(values)
     assert low < high
     assert all(low <= each <= high for each in values)
+
+
+def text_of(run: RunView) -> str:
+    return " ".join("".join(Page(page_html([run])).text).split())
+
+
+def summary_of(**figures: object) -> RunView:
+    run = run_of()
+    return replace(run, result=replace(run.result, **figures))  # type: ignore[type-var]
+
+
+def test_layers_that_do_not_add_up_are_said_to_be_doubtful() -> None:
+    """Run's layers sum to 3 ms before, and to 2.75 ms in the result."""
+    fits = text_of(summary_of(baseline_ms=2.9, final_ms=2.5))
+    assert "Most was gained in stem (1.000 ms)." in fits
+    assert "doubtful" not in fits
+    disturbed = text_of(summary_of(baseline_ms=2.9, final_ms=0.55))
+    assert "they sum to 5.0 times the latency of the result." in disturbed
+    assert "Most was gained" not in disturbed
+
+
+def test_what_a_float_layer_gained_is_said_to_be_noise() -> None:
+    run = summary_of(baseline_ms=4.0, final_ms=2.0)
+    assert run.details is not None
+    layer = replace(run.details.layers[0], nodes=("body",))
+    text = text_of(replace(run, details=replace(run.details, layers=(layer,) * 2)))
+    assert "body (1.000 ms; it is float: noise, or another layout)" in text
+
+
+@pytest.mark.parametrize(
+    ("inputs", "told"),
+    [
+        ({"source": "data", "samples": 8}, "(error 3.2\xa0%), on 8 of the 12 calibration samples"),
+        ({"source": "data", "samples": 12}, "(error 3.2\xa0%), on the 12 calibration samples"),
+        ({"source": "data"}, "(error 3.2\xa0%), on calibration samples"),
+        ({"source": "random", "samples": 2}, "(error 3.2\xa0%), on 2 random inputs"),
+    ],
+)
+def test_the_accuracy_is_told_with_the_inputs_that_it_was_measured_on(
+    inputs: dict[str, object], told: str
+) -> None:
+    run = summary_of(error_inputs=inputs, calibration_samples=12)
+    assert told.replace("\xa0", " ") in text_of(run)
+
+
+def test_few_samples_and_random_ones_are_warned_of() -> None:
+    few = "Only 12 calibration samples: a few hundred are advised"
+    assert few in text_of(summary_of(calibration_samples=12))
+    assert "a few hundred" not in text_of(summary_of(calibration_samples=300))
+    assert "a few hundred" not in text_of(summary_of(calibration_samples=12, calibration="random"))
+    on_random = summary_of(calibration="none", error_inputs={"source": "random"})
+    assert "measured on random inputs; on real data it is unknown" in text_of(on_random)
+
+
+def trials_at(*times_s: float) -> RunView:
+    run = run_of()
+    return replace(run, trials=tuple(replace(run.trials[0], at_s=each) for each in times_s))
+
+
+def test_a_chart_over_time_begins_at_0_and_needs_more_than_a_few_moments() -> None:
+    charts = Candidates(trials_at(*range(100, 110)), "")
+    assert charts.over_time is not None
+    assert ">0</text>" in charts.over_time
+    assert Candidates(trials_at(*[30.627] * 6, *[33.57] * 3), "").over_time is None
+    assert "over seconds" not in page_html([trials_at(30.0, 30.1, 33.0)])
+
+
+def test_a_candidate_below_the_limit_is_marked_and_the_limit_is_explained() -> None:
+    run = summary_of(float_sqnr_db=25.0, output_sqnr_db=30.0)
+    assert run.details is not None
+    run = replace(run, details=replace(run.details, sqnr_db={"c0001": 14.3}))
+    text = text_of(run)
+    assert "14.3 dBbelow the limit" in text
+    assert text.count("below the limit") == 1
+    assert "limit 14.6 dB" in text
+    assert "The limit is 14.6 dB instead of --min_sqnr 15" in text
+    assert "instead of --min_sqnr" not in text_of(run_of())
+
+
+def test_the_words_in_names_are_explained_where_they_stand() -> None:
+    text = text_of(run_of())
+    assert "A blanket follows one rule for the whole model" in text
+    assert "Rules are the placement rules for the engine." in text
+    assert "sums unfused" not in text
+    assert terms_in(["float", "raw"]).startswith(" Raw is put together")
+
+
+def test_schemes_have_the_speedups_of_the_search() -> None:
+    run = run_of()
+    assert run.details is not None
+    (row,) = run.details.patterns
+    slower = replace(row.schemes[0], candidate="c0009", latency_ms=10.0, chosen=False)
+    row = replace(row, schemes=(*row.schemes, slower))
+    text = text_of(replace(run, details=replace(run.details, patterns=(row,) * 13)))
+    # The first was measured 1.994 times as fast; of the other, only the latency is known.
+    assert "1.994×c0000" in text
+    assert "0.997×c0009" in text
+    assert "1 more pattern" in text
+    assert "more patterns" not in text

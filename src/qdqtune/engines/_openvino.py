@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,9 @@ _CONSTANTS = frozenset({"Const", "Constant"})
 _WITH_BODIES = frozenset({"If", "Loop", "TensorIterator"})
 _NOT_LAYERS = frozenset({"Input", "Output", "Parameter", "Result"})
 _PROFILE_WARMUP_RUNS = 2
+# A run of a profile counts that takes at most so many times as long as the fastest.
+_UNDISTURBED = 1.25
+_FEWEST_RUNS = 3
 # OpenVINO's name for the result of an ONNX output.
 _RESULT = "/sink_port_0"
 # Prefix of lines that name the OpenVINO source file an error came through.
@@ -106,7 +109,7 @@ def float_type_in_effect(core: Any, settings: Settings) -> str:
             why = f"max_cpu_isa={settings.max_cpu_isa} leaves no kernels for it"
         raise ValueError(f"{PRECISION_OPTION}={asked} can't be had: {why}") from None
     try:
-        layers = layer_times_of(compiled.get_runtime_model(), ())
+        layers = layer_times_of(compiled.get_runtime_model(), {})
     except RuntimeError:  # composite devices may have no runtime model
         layers = []
     found = [layer.precision for layer in layers if _PRODUCT in layer.origins]
@@ -247,24 +250,20 @@ class OpenVinoSession:
         return [sample / len(self._requests) for sample in samples]
 
     def layer_times(self, runs: int) -> list[LayerTime]:
-        """Mean time per layer from OpenVINO's own counters, in a separate compiled model."""
+        """Typical time per layer from OpenVINO's own counters, in a separate compiled model."""
         if self._tensors is None:
             raise ValueError("the model was given no feeds to run on")
         properties = {**self._settings.properties, "PERF_COUNT": "YES"}
         compiled = self._core.compile_model(self._path, self._settings.device, properties)
         request = _request(compiled, self._tensors)
-        for _ in range(_PROFILE_WARMUP_RUNS):
+        counters, walls_s = [], []
+        for _ in range(_PROFILE_WARMUP_RUNS + runs):
+            start_s = time.perf_counter()
             request.infer(share_outputs=True)
-        earlier = request.profiling_info
-        for _ in range(runs):
-            request.infer(share_outputs=True)
-        return layer_times_of(
-            compiled.get_runtime_model(),
-            request.profiling_info,
-            earlier,
-            _PROFILE_WARMUP_RUNS,
-            runs,
-        )
+            walls_s.append(time.perf_counter() - start_s)
+            counters.append(_milliseconds(request.profiling_info))
+        spent = undisturbed_ms(counters, walls_s, _PROFILE_WARMUP_RUNS)
+        return layer_times_of(compiled.get_runtime_model(), spent)
 
     def close(self) -> None:
         """Drops the compiled model; OpenVINO frees it with its last reference."""
@@ -366,34 +365,42 @@ def _plain_errors() -> Iterator[None]:
         raise RuntimeError("\n".join(kept) or str(error)) from None
 
 
-def layer_times_of(
-    runtime_model: Any,
-    counters: Iterable[Any],
-    earlier: Iterable[Any] = (),
-    earlier_runs: int = 0,
-    runs: int = 1,
-) -> list[LayerTime]:
-    """Return the layers of a compiled model, with the mean times of its last runs.
+def undisturbed_ms(
+    counters: Sequence[Mapping[str, float]], walls_s: Sequence[float], skip_runs: int = 0
+) -> dict[str, float]:
+    """Return the mean times of layers in the runs that nothing else disturbed.
 
-    OpenVINO's counters are means over all runs so far, in whole microseconds. The counters after
-    the first runs are subtracted from those after all runs.
+    Time slices of other processes last longer than most models run here: on a shared core, means
+    over all runs came to five times the model's latency. OpenVINO's counters are means over all
+    runs so far, in whole microseconds, so that the time in one run is known to as many microseconds
+    as there were runs; in the mean of several runs that cancels out.
+
+    Args:
+        counters: The counters after each run, in milliseconds.
+        walls_s: The duration of each run.
+        skip_runs: Number of first runs, which don't count.
+    """
+    ranked = sorted(range(skip_runs, len(walls_s)), key=walls_s.__getitem__)
+    most_s = _UNDISTURBED * walls_s[ranked[0]]
+    kept = ranked[: max(_FEWEST_RUNS, sum(walls_s[run] <= most_s for run in ranked))]
+    spent: dict[str, float] = {}
+    for name in counters[-1]:
+        sums = [0.0, *(number * each.get(name, 0.0) for number, each in enumerate(counters, 1))]
+        spent[name] = max(0.0, sum(sums[run + 1] - sums[run] for run in kept) / len(kept))
+    return spent
+
+
+def layer_times_of(runtime_model: Any, spent: Mapping[str, float]) -> list[LayerTime]:
+    """Return the layers of a compiled model.
 
     Args:
         runtime_model: What `CompiledModel.get_runtime_model` returns.
-        counters: What `InferRequest.profiling_info` returns after all runs.
-        earlier: What it returned after the first runs, which don't count.
-        earlier_runs: Number of first runs.
-        runs: Number of runs after them.
+        spent: The time of each layer in milliseconds, by name.
 
     Returns:
         The layers in order of execution, without those that OpenVINO ran only once because they
         depend on constants only.
     """
-    before = _milliseconds(earlier)
-    spent = {
-        name: max(0.0, ms + (ms - before.get(name, ms)) * earlier_runs / runs)
-        for name, ms in _milliseconds(counters).items()
-    }
     layers = []
     constants: set[str] = set()
     for op in runtime_model.get_ordered_ops():

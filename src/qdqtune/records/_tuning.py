@@ -226,8 +226,9 @@ class Summary(Record):
             significant; see `Comparison`.
         baseline_sha256: Hash of `baseline.onnx` and its weights; empty in old summaries.
         error_inputs: The inputs `output_sqnr_db` was measured on: the ``source`` (``data`` or
-            ``random``), a ``digest`` of the samples, and the ``ranges`` of random ones; empty in
-            old summaries, and if nothing was measured.
+            ``random``), a ``digest`` of the samples, the ``ranges`` of random ones, and the number
+            of ``samples``, which older summaries lack; empty in still older ones, and if nothing
+            was measured.
         openings: Number of fresh processes that opened the files in the final comparison. With
             fewer than three, the variation between openings is unknown and the interval is wide.
             0 if there was no comparison, and in old summaries.

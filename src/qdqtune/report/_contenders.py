@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from textwrap import shorten
 
@@ -17,8 +18,30 @@ _AS_GIVEN = "as given"
 _RESULT = "tuned"
 # The whole text is in the list of candidates.
 _LONGEST_PROBLEM = 120
+# What words in the names of models mean.
+_TERMS = {
+    "blanket": "a blanket follows one rule for the whole model, without a search",
+    "front": "of the models on the front, none is both faster and more accurate than another",
+    "raw": "raw is put together from the fastest form of each subgraph, as timed alone",
+    "rules": "rules are the placement rules for the engine",
+    "dynamic": "dynamic products quantize their inputs at run time",
+    "unfused": (
+        "with sums unfused, the Add before a LayerNormalization is kept from being fused with it"
+    ),
+}
 # Standard errors in the interval of a short comparison.
 _SPREAD = 2.0
+
+
+def terms_in(names: Iterable[str]) -> str:
+    """Return what the words in some names mean, as sentences.
+
+    Args:
+        names: Names of models, as a report shows them.
+    """
+    words = set(re.findall(r"\w+", " ".join(names)))
+    known = [text for term, text in _TERMS.items() if term in words]
+    return "".join(f" {text[:1].upper()}{text[1:]}." for text in known)
 
 
 @dataclass(frozen=True)
@@ -109,7 +132,7 @@ def _timed_in_the_search(run: RunView, summary: Summary) -> Iterator[Contender]:
         if name in rejected:
             sqnr_db, problem = rejected[name].sqnr_db, rejected[name].reason
         elif sqnr_db is not None and limit_db is not None and sqnr_db < limit_db:
-            problem = f"not accurate enough: below {limit_db:g} dB"
+            problem = f"not accurate enough: below {round(limit_db, 1):g} dB"
         yield Contender(
             name, speedup, summary.baseline_ms / speedup, speedup / width, speedup * width,
             sqnr_db, problem=problem, in_search=True, candidate=candidate,

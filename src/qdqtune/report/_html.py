@@ -27,6 +27,7 @@ from qdqtune.records._report import (
 )
 from qdqtune.records._tuning import Summary
 from qdqtune.report._charts import dumbbell, interval_bar, span, twin_bars
+from qdqtune.report._contenders import terms_in
 from qdqtune.report._formatting import duration
 from qdqtune.report._graph_svg import CLASSES, graph_data, graph_svg
 from qdqtune.report._page_facts import facts_of
@@ -38,6 +39,8 @@ _WORST = 10
 # Longer lists are cut: the records have the rest.
 _LONGEST = 300
 _POINTS = 12
+# By how much the sum of a profile's layers may differ from the model's latency.
+_DISTURBED = 0.3
 # Larger pages are slow to open; graphs are left out, the last first.
 _MOST_BYTES = 4_000_000
 # A graph of more nodes, or edges and their bends, is not drawn to find that out.
@@ -81,6 +84,7 @@ def _page(runs: Sequence[RunView], drawn: Set[int]) -> str:
         duration=duration,
         ops=_ops,
         signed=_signed,
+        more=_more,
     )
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
@@ -125,15 +129,18 @@ def _section(run: RunView, prefix: str, *, is_drawn: bool) -> dict[str, Any]:
     node_of = {node.name: n for n, node in enumerate(graph.nodes)} if graph is not None else {}
     section = {
         "run": run,
+        "terms": terms_in(each.name for each in facts.contenders),
         "prefix": prefix,
         "facts": facts,
         "details": details,
         "scale_ms": min(max(slowest, default=0.0), 3.0 * baseline_ms),
         "candidates": candidates,
+        "speedups": _speedups(candidates, details),
         "node_of": node_of,
         "now": _forms_now(details.graph),
         "batches": (),
         **_layers_of(details.layers),
+        "disturbed": _disturbed(details.layers, baseline_ms, summary.final_ms or 0.0),
         "worst": [row for row in details.tensors if row.sqnr_db is not None][:_WORST],
         "errors": [row for row in details.tensors if row.sqnr_db is not None][:_LONGEST],
         "longest": _LONGEST,
@@ -158,6 +165,20 @@ def _section(run: RunView, prefix: str, *, is_drawn: bool) -> dict[str, Any]:
             "areas": graph.areas[0].rpartition(" ")[0] if graph.areas else "",
         }
     return section
+
+
+def _speedups(candidates: Candidates, details: ReportDetails) -> dict[str, float]:
+    """Return the speedups of candidates by id, and of the float model where a pattern has its."""
+    found = {row.id: row.speedup for row in candidates.rows if row.speedup is not None}
+    for row in details.patterns:
+        kept = next((each for each in row.schemes if each.chosen), None)
+        if kept is None or not kept.latency_ms or kept.candidate not in found:
+            continue
+        for each in row.schemes:
+            if each.latency_ms:
+                speedup = found[kept.candidate] * kept.latency_ms / each.latency_ms
+                found.setdefault(each.candidate, speedup)
+    return found
 
 
 def _layers_of(layers: Sequence[LayerChange]) -> dict[str, Any]:
@@ -197,6 +218,25 @@ def _layers_of(layers: Sequence[LayerChange]) -> dict[str, Any]:
     }
 
 
+def _disturbed(layers: Sequence[LayerChange], baseline_ms: float, final_ms: float) -> str:
+    """Say that a profile's layers don't add up to the models' latencies; empty if they do."""
+    pairs = (
+        ("the model as given", sum(row.before_ms for row in layers), baseline_ms),
+        ("the result", sum(row.after_ms or 0.0 for row in layers), final_ms),
+    )
+    off = [
+        f"{total / ms:.1f} times the latency of {which}"
+        for which, total, ms in pairs
+        if total and ms and abs(total / ms - 1.0) > _DISTURBED
+    ]
+    if not off:
+        return ""
+    return (
+        f"These times are doubtful: they sum to {' and '.join(off)}. Other work disturbed the "
+        "profile, or the profiler slows these layers down."
+    )
+
+
 def _left_out(graph: GraphView | None, *, is_drawn: bool) -> str:
     """Say what is not drawn of a graph; empty if all of it is."""
     if graph is None:
@@ -222,6 +262,10 @@ def _forms_now(graph: GraphView | None) -> Mapping[str, str]:
 def _signed(value: float) -> str:
     """Return a number with a sign that is as wide as a digit."""
     return f"{value:+.3f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _more(count: int, thing: str) -> str:
+    return f"{count} more {thing}{'s' * (count != 1)}"
 
 
 def _ops(op_types: Sequence[str]) -> str:

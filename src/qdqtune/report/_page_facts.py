@@ -15,6 +15,7 @@ from qdqtune.report._formatting import duration
 
 _FEWEST_OPENINGS = 3
 _LOUD = 0.1
+_FEW_SAMPLES = 100
 _STOPPED = {
     BY_BUDGET: "The time was up before the search was over; the same command resumes it.",
     BY_COUNT: "No more benchmarks were allowed; with a larger number the search goes on.",
@@ -83,6 +84,8 @@ def _facts(summary: Summary) -> tuple[tuple[str, str], ...]:
     if not summary.kept_float:
         decibels = summary.output_sqnr_db
         accuracy = _accuracy(decibels)
+        if decibels is not None:
+            accuracy += _measured_on(summary)
         if metric.get("final") is not None:
             accuracy += f", metric {metric['final']:.6g} (float {metric['float']:.6g})"
     threads = "" if engine.threads is None else f", {engine.threads} thread"
@@ -107,6 +110,8 @@ def _notes(run: RunView, summary: Summary) -> list[str]:
     notes = []
     if summary.calibration == CalibrationSource.RANDOM.value and not summary.kept_float:
         notes.append(RANDOM_WARNING)
+    elif not summary.kept_float:
+        notes += _about_samples(summary)
     if summary.contention:
         notes.append(_busy(summary.contention))
     elif summary.noise.detectable > _LOUD:
@@ -135,6 +140,35 @@ def _notes(run: RunView, summary: Summary) -> list[str]:
         )
     else:
         notes += run.details.missing
+    return notes
+
+
+def _measured_on(summary: Summary) -> str:
+    """Say on which inputs the accuracy was measured; empty if an old summary doesn't tell."""
+    count, source = summary.error_inputs.get("samples"), summary.error_inputs.get("source")
+    if source == CalibrationSource.DATA.value:
+        known = summary.calibration_samples
+        if not count or not known:
+            return ", on calibration samples"
+        return f", on {f'{count} of ' if count != known else ''}the {known} calibration samples"
+    return f", on {f'{count} ' if count else ''}random inputs" if source else ""
+
+
+def _about_samples(summary: Summary) -> list[str]:
+    """Return what the number and the source of the inputs mean for the accuracy."""
+    notes, count = [], summary.calibration_samples
+    is_calibrated = summary.calibration == CalibrationSource.DATA.value
+    if is_calibrated and 0 < count < _FEW_SAMPLES:
+        notes.append(
+            f"Only {count} calibration sample{'s' * (count != 1)}: a few hundred are advised, and "
+            "the accuracy should be confirmed on data that was not calibrated on."
+        )
+    is_random = summary.error_inputs.get("source") == CalibrationSource.RANDOM.value
+    if is_random and summary.output_sqnr_db is not None:
+        notes.append(
+            "The accuracy was measured on random inputs; on real data it is unknown. Calibration "
+            "data (--calibration_data) makes it known."
+        )
     return notes
 
 

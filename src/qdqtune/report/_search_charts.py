@@ -15,6 +15,10 @@ from qdqtune.records._tuning import Summary
 from qdqtune.report._charts import Axes, Mark, join, span
 
 _MINUTES = 180.0
+# With fewer moments at which anything was measured, a chart over time shows nothing.
+_FEWEST_MOMENTS = 5
+# Moments that are nearer than this part of the whole time are one.
+_MOMENT = 0.02
 # How much more accurate another candidate must be to be recommended.
 _MORE_DB = 1.0
 
@@ -31,6 +35,7 @@ class Candidate:
         sqnr_db: SQNR of its worst output; None if unknown.
         failure: Why it failed; empty if it did not.
         command: Writes it as a model.
+        is_below_limit: Whether it is known to be not accurate enough.
     """
 
     id: str
@@ -40,6 +45,7 @@ class Candidate:
     sqnr_db: float | None
     failure: str
     command: str
+    is_below_limit: bool = False
 
 
 class Candidates:
@@ -72,6 +78,7 @@ class Candidates:
         labels: dict[str, list[str]] = {}
         for label, each in self._names.items():
             labels.setdefault(each, []).append(label)
+        limit_db = -math.inf if self._limit_db is None else self._limit_db
         rows = [
             Candidate(
                 name,
@@ -82,6 +89,7 @@ class Candidates:
                 trial.failure,
                 f"qdqtune export {quote(self._run.folder)} --candidate {quote(name)} "
                 f"-o {quote(name)}.onnx",
+                self._sqnr_db.get(name, math.inf) < limit_db,
             )
             for name, trial in last.items()
             if name
@@ -157,9 +165,24 @@ class Candidates:
         line = [(row.speedup or 1.0, row.sqnr_db or 0.0) for row in self.front]
         unknown = [row.speedup for row in self.rows if row.speedup and row.sqnr_db is None]
         content = [axes.line(line, "front"), axes.rug(unknown, "rug"), axes.marks(marks)]
-        content += [axes.level(each, f"limit {each:g} dB", is_left=True) for each in limit]
+        content += [
+            axes.level(each, f"limit {round(each, 1):g} dB", is_left=True) for each in limit
+        ]
         content += [self._label(axes, row) for row in known if "tuned" in row.names]
         return axes.svg("Speed against error of the candidates", join(content))
+
+    @property
+    def why_limit(self) -> str:
+        """Why the limit is not the one that was requested; empty if it is."""
+        summary, limit_db = self._run.result, self._limit_db
+        if not isinstance(summary, Summary) or limit_db is None or summary.float_sqnr_db is None:
+            return ""
+        return (
+            f"The limit is {limit_db:.1f} dB instead of --min_sqnr {summary.min_sqnr_db:g}: the "
+            f"engine computes the float model in {summary.engine.float_type or 'another type'}, "
+            f"with an SQNR of {summary.float_sqnr_db:.1f} dB itself, and that error is allowed on "
+            "top."
+        )
 
     @property
     def _limit_db(self) -> float | None:
@@ -174,7 +197,8 @@ class Candidates:
     def _label(self, axes: Axes, row: Candidate) -> Markup:
         x, y = axes.x(row.speedup or 1.0), axes.y(row.sqnr_db or 0.0)
         return Markup('<text class="direct end" x="{:.1f}" y="{:.1f}">tuned</text>').format(
-            x - 10, y + 4
+            x - 4,
+            y + 18,  # the line of the front comes from above
         )
 
     @property
@@ -184,8 +208,11 @@ class Candidates:
 
     @property
     def over_time(self) -> Markup | None:
-        """The best so far over time; None if nothing was measured."""
+        """The best so far over time; None if all was measured at a few moments."""
         times = [trial.at_s for trial in self._run.trials]
+        resolution_s = _MOMENT * max(times, default=0.0) or 1.0
+        if len({int(at_s / resolution_s) for at_s in times}) < _FEWEST_MOMENTS:
+            return None  # all subgraphs come before the first whole model, or there are few
         is_long = max(times, default=0.0) > _MINUTES
         unit = 60.0 if is_long else 1.0
         return self._trace([each / unit for each in times], "minutes" if is_long else "seconds")
@@ -210,11 +237,8 @@ class Candidates:
         best = list(itertools.accumulate((mark.y for mark in marks), max))
         steps = [(mark.x, y) for mark, y in zip(marks, best, strict=True)]
         low, high = span([v for mark in marks for v in (mark.y, mark.low, mark.high)], 1.0)
-        last = max(places)
-        # In subgraph mode, whole models are measured only after all subgraphs.
-        first = 0.0 if 2.0 * places[0] < last else places[0] - max(0.1 * (last - places[0]), 1.0)
-        names = (name, "speedup over float")
-        axes = Axes((first, last), (max(low, 0.0), high), names, least=float(name == "benchmarks"))
+        names, ends = (name, "speedup over float"), (0.0, max(places))
+        axes = Axes(ends, (max(low, 0.0), high), names, least=float(name == "benchmarks"))
         content = join(
             [
                 axes.level(1.0, "float"),

@@ -92,10 +92,15 @@ class SampleProvider:
 
     def evaluation_digest(self) -> str:
         """Return a hash of the samples that the result is evaluated on."""
-        digest = SampleDigest()
+        return self._evaluated()[0]
+
+    def _evaluated(self) -> tuple[str, int]:
+        """Return a hash of these samples, and how many there are."""
+        digest, count = SampleDigest(), 0
         for feeds in self.evaluation_samples():
             digest.add(feeds)
-        return digest.hexdigest()
+            count += 1
+        return digest.hexdigest(), count
 
     def evaluation_inputs(self, ranges: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
         """Describe them in the form of `qdqtune.records._tuning.Summary.error_inputs`.
@@ -104,7 +109,9 @@ class SampleProvider:
             ranges: Lowest and highest value of random inputs, as requested.
         """
         asked = {} if self.is_data else {name: list(pair) for name, pair in ranges.items()}
-        return {"source": self.source.value, "digest": self.evaluation_digest(), "ranges": asked}
+        digest, count = self._evaluated()
+        source = self.source.value
+        return {"source": source, "digest": digest, "ranges": asked, "samples": count}
 
 
 def sample_provider(

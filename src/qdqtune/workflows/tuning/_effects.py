@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Set
 from typing import Any, NamedTuple
 
-from qdqtune.search._space import Space, State
+from qdqtune.search._space import Form, Space, State
 from qdqtune.workflows.tuning._journal_format import decode
 
 # Standard errors in the interval that is shown.
@@ -14,20 +14,49 @@ _WIDTH = 2.0
 # A ratio that would be shown as 0.0 %.
 _NOTHING = 1.0005
 _TWICE = 2.0
-# With more changes at once, a comparison says little about one of them.
+# With more changes at once, a comparison says little about one of them,
 _MOST_OTHERS = 3
+# and with more than these, nothing.
+_MOST_TOLD = 10
+
+
+class _Words(NamedTuple):
+    """How it is said of an op that it is quantized in a form."""
+
+    doing: str
+    does: str
+    done: str
+
+
+_WORDS = {
+    Form.WHOLE: _Words("quantizing it", "quantizes it", "quantized"),
+    Form.WEIGHTS: _Words(
+        "quantizing its weights", "quantizes its weights", "quantized in its weights"
+    ),
+    Form.ACTIVATIONS: _Words(
+        "quantizing its activations", "quantizes its activations", "quantized in its activations"
+    ),
+    Form.DYNAMIC: _Words(
+        "quantizing it at run time", "quantizes it at run time", "quantized at run time"
+    ),
+    Form.UNFUSED: _Words(
+        "keeping it from being fused", "keeps it from being fused", "kept from being fused"
+    ),
+}
 
 
 class Effect(NamedTuple):
     """A comparison of two candidates that differ in a group, and perhaps in others.
 
     Attributes:
-        others: Number of other groups in which they differ.
+        others: Number of other choices in which they differ.
+        instead: What of these ops the other one quantizes; empty if they are float in it.
         error: Standard error of the gain.
         gain: Log speedup of the candidate in which the group is quantized.
     """
 
     others: int
+    instead: str
     error: float
     gain: float
 
@@ -51,6 +80,7 @@ class GroupEffects:
         called: str = "the result",
         inaccurate: Set[str] = frozenset(),
     ) -> None:
+        self._space = space
         self._inaccurate = inaccurate
         self._called = called
         bodies = [body for body in map(decode, lines) if body and body["kind"] == "measurement"]
@@ -81,8 +111,20 @@ class GroupEffects:
                 self._failed.setdefault(number, body["failure"] or "")
                 continue
             gain = body["gain"] if number in one else -body["gain"]
-            effect = Effect(len(changed) - 1, body["error"], gain)
+            without = other if number in one else one
+            form = self._form_in(without, number)
+            others = self._choices_in(changed) - 1
+            effect = Effect(others, _WORDS[form].doing if form else "", body["error"], gain)
             self._best[number] = min(effect, self._best.get(number, effect))
+
+    def _form_in(self, state: State, number: int) -> Form | None:
+        """Return what of a group's ops a choice quantizes; None if they are float in it."""
+        forms = [number] if number in state else state & self._space.rivals([number])
+        return next((self._space.groups[each].form for each in sorted(forms)), None)
+
+    def _choices_in(self, changed: State) -> int:
+        """Count what was changed; another form of the same ops is one change, not two."""
+        return len({self._space.groups[number].nodes[0] for number in changed})
 
     def text(self, number: int, *, is_chosen: bool) -> str:
         """Say why a group is quantized, or why not.
@@ -91,7 +133,7 @@ class GroupEffects:
             number: The group.
             is_chosen: Whether it is quantized in the result.
         """
-        effect = self._best.get(number)
+        effect, doing = self._best.get(number), self._words(number).doing
         if effect is None:
             if failure := self._failed.get(number):
                 return f"the engine refused it: {failure.splitlines()[0]}"
@@ -101,41 +143,63 @@ class GroupEffects:
         if effect.others > _MOST_OTHERS:
             return self._without_direct_evidence(number, is_chosen=is_chosen)
         spread = 100.0 * _WIDTH * effect.error
-        what = "quantizing it, all else equal, made"
-        if effect.others:
-            what = f"quantizing it and changing {_choices(effect.others)} made"
+        what = f"{doing} instead of {effect.instead}" if effect.instead else doing
+        what += f" and changing {_choices(effect.others)}" if effect.others else ", all else equal,"
         change = f"{_change(effect.gain)} (±\N{NO-BREAK SPACE}{spread:.1f}\N{NO-BREAK SPACE}%)"
-        text = f"{what} the model {change}"
+        text = f"{what} made the model {change}"
         if is_chosen == (effect.gain >= 0.0):
             return text
         return f"{text}; with other choices it turned out otherwise"
 
+    def _words(self, number: int) -> _Words:
+        return _WORDS[self._space.groups[number].form]
+
     def _without_direct_evidence(self, number: int, *, is_chosen: bool) -> str:
         """Compare the result with the best candidate that differs from it in the group."""
-        others = [
-            key
+        formed = {
+            key: form
             for key, state in self._states.items()
-            if (number in state) != is_chosen and key in self._gains and state
-        ]
-        if not others:
-            form = "quantized" if is_chosen else "float"
-            return f"it is {form} in every candidate that was measured"
-        result = self._gains.get(self._result)
-        if result is None:
+            for form in [self._form_in(state, number)]
+            if key in self._gains and state
+            if (number not in state if is_chosen else form is not None)
+        }
+        if not formed:
+            if not is_chosen:
+                return "it is float in every candidate"
+            done = self._words(number).done
+            return f"it is {done} in every candidate but the float model itself"
+        if self._result not in self._gains or self._result not in self._states:
             return "it was tried only together with many others"
-        best = max(others, key=self._gains.__getitem__)
-        gain = self._gains[best] - result
-        known = self._states.get(self._result)
-        count = len(self._states[best] ^ known) - 1 if known is not None else 0
-        name = self._names[best] + (f", which differs in {_choices(count)}" if count else "")
-        which = "does not quantize" if is_chosen else "quantizes"
-        text = (
-            f"the fastest candidate that {which} it ({name}) is {_change(gain)} than {self._called}"
-        )
+        others = {key: self._others(key) for key in formed}
+        near = [key for key in formed if others[key] <= _MOST_TOLD]
+        pool = near or list(formed)
+        pool = [key for key in pool if formed[key] is None] or pool
+        best = max(pool, key=self._gains.__getitem__)
+        is_known_float = not is_chosen or None in formed.values()
+        text = "" if is_known_float else "no candidate left it float; "
+        form, does = formed[best], "lets the engine fuse it"
+        if form is not None:
+            does = _WORDS[form].does
+        elif self._space.groups[number].form is not Form.UNFUSED:
+            does = "leaves it float"
+        gain = self._gains[best] - self._gains[self._result]
+        alike = (self._gains[key] for key in formed if formed[key] is form)
+        is_fastest = self._gains[best] >= max(alike)
+        name = self._names[best]
+        if near and others[best]:
+            name += f", which differs in {_choices(others[best])}"
+        which = "the fastest" if is_fastest else "a"
+        text += f"{which} candidate that {does} ({name}) is {_change(gain)} than {self._called}"
+        if not near:
+            return f"it was not tried alone: {text}, and differs in {_choices(others[best])}"
         if gain <= 0.0:
             return text
         is_out = self._names[best] in self._inaccurate
         return f"{text}, but was not {'accurate enough' if is_out else 'chosen'}"
+
+    def _others(self, key: str) -> int:
+        """Count in how many choices a candidate differs from the result, besides one."""
+        return self._choices_in(self._states[key] ^ self._states[self._result]) - 1
 
 
 def _change(gain: float) -> str:

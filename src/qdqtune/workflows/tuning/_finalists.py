@@ -42,6 +42,7 @@ class Finalized:
         float_sqnr_db: SQNR of the float model itself against float32, as the engine computes it.
         metric: The user's metric of the result.
         lost_to_accuracy: What had to stay float, and why; empty if nothing did.
+        left_float: The groups that had to, as far as that is about this result.
         rejected: Candidates that turned out not to be accurate enough.
         blanket: The best blanket placement, if it was timed.
         front: The models that no other beats in both speed and accuracy, fastest first.
@@ -55,6 +56,7 @@ class Finalized:
     float_sqnr_db: float | None = None
     metric: float | None = None
     lost_to_accuracy: str = ""
+    left_float: State = frozenset()
     rejected: tuple[Rejected, ...] = ()
     blanket: Blanket | None = None
     front: tuple[FrontPoint, ...] = ()
@@ -107,12 +109,14 @@ class Finalists:
         accuracy: Measures their accuracy, by the source of their ranges; not empty.
         lost: Why the best of the search was not accurate enough, and what was left float of it;
             empty if it was.
+        left_float: The groups that were left float so that a choice is accurate enough.
     """
 
     run: TuningRun
     space: Space
     accuracy: Mapping[RangeMethod, ChoiceAccuracy]
     lost: str = field(default="", init=False)
+    left_float: State = field(default=frozenset(), init=False)
     _is_foreseen: bool = field(default=False, init=False)
     _known: list[Finalist] = field(default_factory=list, init=False)
     _accurate: State = field(default=frozenset(), init=False)
@@ -396,6 +400,7 @@ class Finalists:
         if not shortfall:
             return state, ""
         if self._accurate and not accuracy.shortfall(self._accurate):
+            self.left_float |= state - self._accurate
             return self._accurate, self.lost  # another repair would take as many evaluations
         if state in accuracy.unchecked:  # leaving parts of it float would not help
             reporter.tell("accuracy", shortfall)
@@ -407,6 +412,7 @@ class Finalists:
         )  # fmt: skip
         kept = repair.correct_part(state)
         kept = kept if space.placement(kept) else frozenset()
+        self.left_float |= state - kept
         left = f"left float: {name_groups(space, state - kept, state)}"
         if repair.is_cut_short:
             left += " (--budget left no time to look for fewer)"

@@ -108,7 +108,9 @@ class Finalizer:
             models.append(rival.file)
         final = FinalRound(entries, self._time(list(dict.fromkeys(models))))
         found = self._chosen(attempt, final, rival)
-        found = replace(found, rejected=finalists.rejected(outcome.fastest, blankets))
+        left_float = finalists.left_float if found.lost_to_accuracy else frozenset()
+        rejected = finalists.rejected(outcome.fastest, blankets)
+        found = replace(found, rejected=rejected, left_float=left_float)
         if found.shipped is not None:
             return self._ship(found, found.shipped)
         if rival is None:
@@ -241,7 +243,8 @@ class Finalizer:
             for file in shipped.file.parent.iterdir():
                 shutil.move(file, staged / file.name)
         if shipped.role is not Role.RESULT:
-            found = replace(found, lost_to_accuracy="")  # it was about another model
+            # It was about another model.
+            found = replace(found, lost_to_accuracy="", left_float=frozenset())
         if shipped.method is not None:
             self._write_region_models(shipped.state, shipped.method)
             self.evaluator.write_with(shipped.method)

@@ -106,7 +106,11 @@ class DetailsGatherer:
             graph=graph,
             layers=layers,
             patterns=pattern_rows(
-                self.evaluator.schemes_tried, self.calibration.planner, placement, layers
+                self.evaluator.schemes_tried,
+                self.calibration.planner,
+                placement,
+                layers,
+                self._inaccurate(sqnr_db),
             ),
             tensors=tensors,
             tensors_on=f"{_ERROR_SAMPLES} samples of the calibration data" if errors else "",
@@ -223,20 +227,23 @@ class DetailsGatherer:
             for region in leaves(CombinedRegionSearch(index).search_regions())
         ]
 
+    def _inaccurate(self, sqnr_db: Mapping[str, float]) -> set[str]:
+        """Return the ids of candidates that are not accurate enough, as far as it is known."""
+        limit_db = self.run.request.config.min_sqnr_db
+        return {name for name, db in sqnr_db.items() if limit_db is not None and db < limit_db}
+
     def _reasons(
         self, placement: Placement, final: Finalized, sqnr_db: Mapping[str, float]
     ) -> dict[str, str]:
         """Say of every node why it is quantized or float."""
-        limit_db = self.run.request.config.min_sqnr_db or 0.0
-        inaccurate = {name for name, decibels in sqnr_db.items() if decibels < limit_db}
         planner, space = self.calibration.planner, self.evaluator.problem.space
         unused = space.closed(self.outcome.state) if not placement and final.reason else set()
         compared = space.key(self.outcome.state) if unused else placement.digest()
         called = "the fastest that was found" if unused else "the result"
         lines = self.run.journal.kept_lines
-        effects = GroupEffects(space, lines, compared, called, inaccurate)
+        effects = GroupEffects(space, lines, compared, called, self._inaccurate(sqnr_db))
         chosen = space.nearest(placement)
-        harmful = space.closed(self.outcome.fastest) - chosen if final.lost_to_accuracy else set()
+        harmful = final.left_float - chosen
         reasons = dict(planner.left_float)
         for number, group in enumerate(space.groups):
             if number in harmful:

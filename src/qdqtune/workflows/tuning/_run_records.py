@@ -198,10 +198,9 @@ class Snapshots:
     ) -> list[tuple[str, InsertionScheme]]:
         """Return a candidate's scheme in each pattern, with its hash."""
         if candidate.key not in self._schemes:
-            index, units = planner.index, planner.units
             if not self._units:
-                self._units = {name: index.effective(unit) for name, unit in units.items()}
-            edges = index.effective(candidate.placement)
+                self._units = effective_units(planner)
+            edges = planner.index.effective(candidate.placement)
             kernels = {name for name, unit in self._units.items() if unit <= edges}
             schemes = [view.scheme_in(edges, kernels) for view in views]
             self._schemes[candidate.key] = [(scheme.hash, scheme) for scheme in schemes]
@@ -217,6 +216,11 @@ class Snapshots:
         if self.given is not None:
             cache.merge(self.given)
         return cache
+
+
+def effective_units(planner: QuantizationPlanner) -> dict[str, frozenset[Edge]]:
+    """Return what must be quantized so that each op becomes an integer kernel, by name."""
+    return {name: planner.index.effective(unit) for name, unit in planner.units.items()}
 
 
 def set_state_aside(path: Path) -> None:
