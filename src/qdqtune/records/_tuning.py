@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -116,6 +117,29 @@ class Seconds(Record):
     own: float
 
 
+DATA_FLAG = "--calibration_data"
+_DATA_FLAGS = re.compile(rf"{DATA_FLAG}|--calibration_samples|--image_[a-z_]+")
+
+
+def data_flags_in(error_inputs: Mapping[str, Any]) -> dict[str, str]:
+    """Return the flags that name and prepare the data of a run: text to show, never to obey.
+
+    Args:
+        error_inputs: Those of a `Summary`, which may come from an untrusted file.
+
+    Returns:
+        The flags with their values; without a path, as for data from Python, `SOURCE` stands for
+        the data.
+    """
+    recorded = error_inputs.get("flags")
+    known = {
+        flag: value
+        for flag, value in (recorded.items() if isinstance(recorded, Mapping) else ())
+        if _DATA_FLAGS.fullmatch(flag) and isinstance(value, str)
+    }
+    return {DATA_FLAG: "SOURCE", **known}
+
+
 @dataclass(frozen=True)
 class Blanket(Record):
     """The best placement that applies one rule to the whole model, such as all weighted ops.
@@ -226,8 +250,9 @@ class Summary(Record):
             significant; see `Comparison`.
         baseline_sha256: Hash of `baseline.onnx` and its weights; empty in old summaries.
         error_inputs: The inputs `output_sqnr_db` was measured on: the ``source`` (``data`` or
-            ``random``), a ``digest`` of the samples, and the ``ranges`` of random ones; empty in
-            old summaries, and if nothing was measured.
+            ``random``), a ``digest`` of the samples, the ``ranges`` of random ones, and the
+            ``flags`` that name and prepare data; empty in old summaries, and if nothing was
+            measured.
         openings: Number of fresh processes that opened the files in the final comparison. With
             fewer than three, the variation between openings is unknown and the interval is wide.
             0 if there was no comparison, and in old summaries.
@@ -330,6 +355,13 @@ class Summary(Record):
     def max_latency_ms(self) -> float | None:
         """The requested maximum latency; None if there is no limit."""
         return self.conditions.get("max_latency_ms")
+
+    @property
+    def data_flags(self) -> dict[str, str]:
+        """The flags that name the data of the run, and their values; see `data_flags_in`."""
+        source = self.error_inputs.get("source") or self.calibration
+        on_data = source == CalibrationSource.DATA.value
+        return data_flags_in(self.error_inputs) if on_data and not self.kept_float else {}
 
     @property
     def allowed_sqnr_db(self) -> float | None:

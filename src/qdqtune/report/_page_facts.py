@@ -162,9 +162,10 @@ def _reproduce(run: RunView, summary: Summary) -> list[tuple[str, str]]:
 def _commands(run: RunView, summary: Summary) -> list[tuple[str, str]]:
     threads = "" if summary.engine.threads is None else f" --threads {summary.engine.threads}"
     file, engine = quote(f"{run.folder}/optimized_final.onnx"), quote(summary.engine.name)
+    data = "".join(f" {flag} {quote(value)}" for flag, value in summary.data_flags.items())
     bench = f"qdqtune bench {file} --engine {engine}{threads}"
     return [
-        ("Check the result against this report", f"qdqtune verify {file}{threads}"),
+        ("Check the result against this report", f"qdqtune verify {file}{threads}{data}"),
         ("List all candidates", f"qdqtune export {quote(run.folder)} --list"),
         ("Build or load the result as it was measured", summary.build_with or bench),
     ]
