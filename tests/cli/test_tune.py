@@ -383,6 +383,27 @@ def test_a_result_near_its_limit_is_marked(
     assert not summary(**changes, kept_float=True).near_min_sqnr
 
 
+@pytest.mark.parametrize(("limit_ms", "is_missed"), [(None, False), (10.0, False), (9.9, True)])
+def test_a_latency_that_nothing_reaches_is_the_last_word(
+    limit_ms: float | None, is_missed: bool
+) -> None:
+    changes = {"conditions": {"max_latency_ms": limit_ms}}
+    said = "No model reaches --max_latency 9.9 ms: the fastest takes 10 ms."
+    assert (text(**changes)[-1] == said) is is_missed
+    assert summary(**changes).to_dict()["misses_max_latency"] is is_missed
+    kept = text(**changes, kept_float=True)[-1]
+    assert kept.endswith("as given, which is kept, takes 10 ms.") is is_missed
+
+
+def test_the_parts_of_the_time_make_up_the_whole() -> None:
+    (line,) = [line for line in text() if "2 min 05 s" in line]
+    assert line.endswith(
+        "building 20 s, timing 1 min 30 s, calibration and checks 10 s, own 5.0 s."
+    )
+    (line,) = [line for line in text(seconds=Seconds(9.0, 0.0, 20.0, 2.0)) if "choices" in line]
+    assert line.endswith("9.0 s: timing 20 s, own 2.0 s.")  # simulated seconds are shorter
+
+
 def test_every_command_has_the_same_limit() -> None:
     for call in (qdqtune.tune, qdqtune.quantize):
         assert inspect.signature(call).parameters["min_sqnr_db"].default >= 15.0

@@ -160,6 +160,10 @@ def test_a_pattern_without_pairs_may_be_dynamic(dynamic: int, shown: str) -> Non
         ({"openings": 1}, "no time to open the files in several processes"),
         ({"output_sqnr_db": 15.5}, "by less than 1 dB"),
         ({"output_sqnr_db": None}, "accuracy of the result is unknown"),
+        (
+            {"conditions": {"max_latency_ms": 0.25}},
+            "No model reaches --max_latency 0.25 ms: the fastest takes 5 ms.",
+        ),
         ({"stopped": "interrupted"}, "The search was interrupted"),
         ({"lost_to_accuracy": "the stem"}, "not accurate enough: the stem"),
     ],

@@ -224,6 +224,9 @@ class Candidate(Result):
         speedup: Over the float model, as the search estimated it. If it was compared with another
             candidate, the estimate goes through that one. None if it was never measured.
         failure: Why the engine refused it; None if it didn't.
+        sqnr_db: SQNR of its worst output, in dB; None if it was not measured.
+        metric: The user's metric; None if it was not measured.
+        role: ``result`` or ``front``, if it is the result of the run or on its front.
     """
 
     id: str
@@ -231,6 +234,16 @@ class Candidate(Result):
     latency_ms: float | None
     speedup: float | None
     failure: str | None
+    sqnr_db: float | None = None
+    metric: float | None = None
+    role: str = ""
+
+    @property
+    def accuracy(self) -> str:
+        """What is known of its accuracy, in words; empty if nothing is."""
+        sqnr_db = f"{self.sqnr_db:.1f} dB output SQNR" if self.sqnr_db is not None else ""
+        metric = f"metric {self.metric:.6g}" if self.metric is not None else ""
+        return ", ".join(filter(None, (sqnr_db, metric)))
 
     @property
     def headline(self) -> str:

@@ -116,6 +116,11 @@ class Seconds(Record):
     timing: float
     own: float
 
+    @property
+    def other(self) -> float:
+        """Waiting for an engine's other work: starting, ranges, errors of outputs, layers."""
+        return max(0.0, self.total - self.building - self.timing - self.own)
+
 
 DATA_FLAG = "--calibration_data"
 _DATA_FLAGS = re.compile(rf"{DATA_FLAG}|--calibration_samples|--image_[a-z_]+")
@@ -357,6 +362,22 @@ class Summary(Record):
         return self.conditions.get("max_latency_ms")
 
     @property
+    def misses_max_latency(self) -> bool:
+        """Whether the written model takes longer than requested; then nothing faster was found."""
+        return self.max_latency_ms is not None and self.final_ms > self.max_latency_ms
+
+    @property
+    def latency_warning(self) -> str:
+        """The warning that the requested latency was not reached; empty if it was."""
+        if not self.misses_max_latency:
+            return ""
+        which = "the model as given, which is kept," if self.kept_float else "the fastest"
+        return (
+            f"No model reaches --max_latency {self.max_latency_ms:g} ms: {which} takes "
+            f"{self.final_ms:.3g} ms."
+        )
+
+    @property
     def data_flags(self) -> dict[str, str]:
         """The flags that name the data of the run, and their values; see `data_flags_in`."""
         source = self.error_inputs.get("source") or self.calibration
@@ -377,7 +398,11 @@ class Summary(Record):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        return {**super().to_dict(), "near_min_sqnr": self.near_min_sqnr}
+        marks = {
+            "near_min_sqnr": self.near_min_sqnr,
+            "misses_max_latency": self.misses_max_latency,
+        }
+        return {**super().to_dict(), **marks}
 
     @classmethod
     def from_dict(cls, value: object, name: str = "The summary") -> Summary:

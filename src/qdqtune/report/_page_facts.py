@@ -119,6 +119,8 @@ def _notes(run: RunView, summary: Summary) -> list[str]:
         )
     if summary.near_min_sqnr:
         notes.append("The result meets the accuracy limit by less than 1 dB.")
+    if summary.latency_warning:
+        notes.append(summary.latency_warning)
     if summary.lost_to_accuracy and not summary.kept_float:
         notes.append(f"The fastest model was not accurate enough: {summary.lost_to_accuracy}.")
     if not summary.kept_float and summary.output_sqnr_db is None and summary.qdq_pairs:
