@@ -183,16 +183,7 @@ def test_the_list_has_the_accuracy_and_marks_the_front(run: TuneResult) -> None:
     assert any(one.sqnr_db is not None for one in others)
     assert all(one.sqnr_db == details.sqnr_db.get(one.id) for one in others)
     header, _, *rows = candidates_text([*listed.values()]).splitlines()
-    assert header.split() == [
-        "candidate",
-        "tensors",
-        "latency",
-        "ms",
-        "speedup",
-        "output",
-        "SQNR",
-        "note",
-    ]
+    assert header.endswith("output SQNR  note")
     assert sum(row.endswith("result") for row in rows) == 1
     (run.output_dir / DETAILS).rename(run.output_dir / "aside")
     try:
