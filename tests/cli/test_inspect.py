@@ -193,7 +193,7 @@ def test_why_of_a_node(models: dict[str, str], capsys: Capture) -> None:
         (["{mixed}", "--engine", "tensrt"], 2, ["Unknown engine"]),
         (["{mixed}", "--max_sequence_size", "0"], 2, ["from 1 up"]),
         (["{open}", "--dim", "M=3"], 2, ["called 'M'"]),
-        (["missing.onnx"], 1, ["does not exist"]),
+        (["missing.onnx"], 2, ["does not exist"]),
     ],
 )
 def test_mistakes(
