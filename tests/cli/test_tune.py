@@ -81,6 +81,8 @@ def test_one_command_gives_a_faster_model(finished: Finished) -> None:
     # One line per step, on stderr: stdout is no terminal here.
     steps = [line for line in finished.err.splitlines() if line.startswith("[")]
     assert any("of 6 benchmarks" in line and "x so far" in line for line in steps)
+    seeds = next(line for line in steps if "seeds: " in line and "best " in line)
+    assert " % against float (" in seeds
     assert steps[-1].split("] ")[1].startswith("done: ")
 
 

@@ -30,6 +30,7 @@ _STOPPED = {
 }
 _COLUMNS = ("model", "median ms", "speedup", "interval", "output SQNR", "metric")
 _ALWAYS = 4  # columns that are shown even without values
+_FRONT = "The front: of these, none is both faster and more accurate than another."
 # With fewer processes, the spread between them can't be estimated.
 _FEWEST_OPENINGS = 3
 # What took less is not listed where the time went.
@@ -49,7 +50,7 @@ def tune_text(result: TuneResult) -> str:
     ]
     if len(summary.front) > 1:
         command = f"qdqtune export {result.output_dir} --pareto N -o OUT.onnx"
-        lines += [front_table(summary.front), f"Write one of these: {command}", ""]
+        lines += [front_table(summary.front), f"{_FRONT} Write one of them: {command}", ""]
     if summary.batches:
         lines += [*_batches(summary), ""]
     lines += [
@@ -325,6 +326,12 @@ _TRIALS = (
     "tried on the whole model", "quantized", "dropped", "predicted", "measured", "std error", "",
 )  # fmt: skip
 _RAW = "raw"
+_STAGES = {
+    _RAW: "what the subgraph timings predict to be fastest",
+    "schemes": "other ways to quantize groups",
+    "batches": "groups changed together",
+    "doubts": "groups whose predictions are uncertain",
+}
 # As a difference of logarithms.
 _FAR = 0.1
 _FAR_OFF = "Subgraph timings predicted the whole model poorly: region mode may find more."
@@ -344,6 +351,7 @@ def _batches(summary: Summary) -> list[Line]:
         )
     else:
         note += "speedups are over float"
+    meanings = [f"{stage}: {_STAGES[stage]}" for stage in _STAGES if stage in tried]
     if tried & _STEPS:
         note += "; those of schemes, batches and doubts are over the best before them"
     # An assembly without Q/DQ is the float model, which is not timed against itself.
@@ -358,7 +366,8 @@ def _batches(summary: Summary) -> list[Line]:
     ]
     is_far = timed > 0 and _is_far_off(summary.batches)
     table = batches_table(summary.batches, has_costs=timed > 0)
-    return [table, f"{note}.", *same, *([_FAR_OFF] if is_far else [])]
+    told = [f"{'; '.join(meanings)}."] if meanings else []
+    return [table, *told, f"{note}.", *same, *([_FAR_OFF] if is_far else [])]
 
 
 def batches_table(batches: Sequence[Batch], *, has_costs: bool = True) -> Table:
