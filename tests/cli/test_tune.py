@@ -352,7 +352,7 @@ def test_the_text_says_what_matters() -> None:
     shown = "\n".join(lines)
     for words in (
         "with 96 % intervals",
-        "44 tensors are int8, in the onnxruntime dialect.",
+        "44 tensors are quantized (int8), in the onnxruntime dialect.",
         "Output SQNR 31.3 dB",
         "float 0.91, final 0.9",
         "Calibrated on 32 samples of x.npz, mse ranges.",

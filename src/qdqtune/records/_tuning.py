@@ -340,7 +340,7 @@ class Summary(Record):
     def contents(self) -> str:
         """What is quantized in the written model, in words."""
         counts = (
-            (self.qdq_pairs, f"tensor{{}} {{}} {self.quant_type}"),
+            (self.qdq_pairs, f"tensor{{}} {{}} quantized ({self.quant_type})"),
             (self.dynamic_ops, "op{} {} quantized at run time (dynamic)"),
             (self.unfused_ops, "sum{} {} kept from being fused"),
         )

@@ -17,7 +17,7 @@ _FEWEST_OPENINGS = 3
 _LOUD = 0.1
 _STOPPED = {
     BY_BUDGET: "The time was up before the search was over; the same command resumes it.",
-    BY_COUNT: "No more benchmarks were allowed; with a larger number the search goes on.",
+    BY_COUNT: "No more candidates were allowed: with a larger --max_benchmarks the search goes on.",
     INTERRUPTED: "The search was interrupted; the same command resumes it.",
 }
 

@@ -25,7 +25,8 @@ _SUBGRAPH = "subgraph"
 _AS_GIVEN = "as given"  # the seed with the placement of a model that was already quantized
 _STOPPED = {
     "budget": "The time was up before the search was over; the same command resumes it.",
-    "max_benchmarks": "No more benchmarks were allowed; with a larger number the search goes on.",
+    "max_benchmarks": "No more candidates were allowed: with a larger --max_benchmarks the search "
+    "goes on.",
     "interrupted": "The search was interrupted; the same command resumes it.",
 }
 _COLUMNS = ("model", "median ms", "speedup", "interval", "output SQNR", "metric")
