@@ -227,8 +227,8 @@ class InspectConfig(DialectConfig, SizeConfig):
         False, SWITCH, "tell patterns apart by types and shapes, too, as tuning does"
     )
     why: str | None = option(
-        None, replace(NAME, metavar="TENSOR"),
-        "show only where this tensor can be quantized, and why not elsewhere",
+        None, replace(NAME, metavar="NAME"),
+        "show only where this tensor or node can be quantized, and why not elsewhere",
     )  # fmt: skip
 
 

@@ -203,6 +203,13 @@ class TestFolders:
         with pytest.raises(UsageError, match="has 5 images, but the model takes 8 at once"):
             self.levels(tmp_path, 8, 3, 2, 2)
 
+    def test_files_that_are_not_read_are_named(self, tmp_path: Path) -> None:
+        for name in ("a.webp", "b.tif", "c.webp"):
+            (tmp_path / name).write_bytes(b"")
+        with pytest.raises(UsageError, match="no images, but 3 files with other endings") as caught:
+            self.levels(tmp_path, 1, 3, 2, 2)
+        assert "(.webp, .tif); of images, .jpg, .jpeg, .png and .bmp are read." in str(caught.value)
+
     def test_classes_take_turns(self, tmp_path: Path) -> None:
         for name in ("cat", "dog"):
             self.fill(tmp_path / name, ["0.png", "1.png"] if name == "cat" else ["0.png"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import onnx
@@ -39,6 +40,10 @@ def test_the_table(files: tuple[str, str, str], capsys: pytest.CaptureFixture[st
     assert printed.count("30.2") == 3  # the output, and the layer's own and accumulated error
     assert "\x1b" not in printed
     assert "random" not in printed
+    # What is left of it is the layer's own.
+    assert re.search(r"^own dB.* max value +accumulated dB +op +node +inputs$", printed, re.M)
+    flag = r"to leave the worst float: .* --nodes_to_exclude '\^the.*layer\$'\n"
+    assert re.search(flag, printed)
 
 
 def test_as_json(files: tuple[str, str, str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -168,17 +168,32 @@ def test_why(models: dict[str, str], capsys: Capture) -> None:
     assert "the graph hands it out as it is" in capsys.readouterr().out
 
 
+def test_why_of_a_node(models: dict[str, str], capsys: Capture) -> None:
+    why = record(capsys, models["mixed"], "--why", "n3", "--dialect", "onnxruntime")["why"]
+    assert (why["node"], why["quantizable"], why["reason"]) == ("n3", True, "")
+    assert why["inputs"][0]["tensor"] == "r"
+    assert why["inputs"][0]["place"]["with_op"]
+    for model, node, words in (
+        ("mixed", "n2", "node n2 (Erf): stays float: onnxruntime has no integer kernel for Erf"),
+        ("mixed", "n3", "can be int8 in onnxruntime"),
+        ("resnet", "relu1", "runs as part of the op before it in onnxruntime"),
+    ):
+        assert main(["inspect", models[model], "--why", node, "--dialect", "onnxruntime"]) == 0
+        assert words in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["{mixed}", "--why", "rr"], 2, ["no tensor 'rr'", "Did you mean"]),
+        (["{mixed}", "--why", "rr"], 2, ["no tensor or node 'rr'", "Did you mean"]),
         (["{resnet}", "--why", "layer1.0.conv1_output"], 2, ["folded into others"]),
+        (["{resnet}", "--why", "bn1"], 2, ["The node 'bn1'", "folded into others"]),
         (["{mixed}", "--dialect", "tensort"], 2, ["no dialect", "Did you mean tensorrt?"]),
         (["{mixed}", "--dialect", "onnxruntime", "--quant_type", "fp8"], 2, ["no quant type"]),
         (["{mixed}", "--engine", "tensrt"], 2, ["Unknown engine"]),
         (["{mixed}", "--max_sequence_size", "0"], 2, ["from 1 up"]),
         (["{open}", "--dim", "M=3"], 2, ["called 'M'"]),
-        (["missing.onnx"], 1, ["does not exist"]),
+        (["missing.onnx"], 2, ["does not exist"]),
     ],
 )
 def test_mistakes(

@@ -81,6 +81,8 @@ def test_one_command_gives_a_faster_model(finished: Finished) -> None:
     # One line per step, on stderr: stdout is no terminal here.
     steps = [line for line in finished.err.splitlines() if line.startswith("[")]
     assert any("of 6 benchmarks" in line and "x so far" in line for line in steps)
+    seeds = next(line for line in steps if "seeds: " in line and "best " in line)
+    assert " % against float (" in seeds
     assert steps[-1].split("] ")[1].startswith("done: ")
 
 
@@ -350,7 +352,7 @@ def test_the_text_says_what_matters() -> None:
     shown = "\n".join(lines)
     for words in (
         "with 96 % intervals",
-        "44 tensors are int8, in the onnxruntime dialect.",
+        "44 tensors are quantized (int8), in the onnxruntime dialect.",
         "Output SQNR 31.3 dB",
         "float 0.91, final 0.9",
         "Calibrated on 32 samples of x.npz, mse ranges.",
@@ -381,6 +383,27 @@ def test_a_result_near_its_limit_is_marked(
     assert bool(said) == bool(found) == summary(**changes).to_dict()["near_min_sqnr"]
     assert not found or f"Only {said} above the limit of {limit:g} dB" in found[0]
     assert not summary(**changes, kept_float=True).near_min_sqnr
+
+
+@pytest.mark.parametrize(("limit_ms", "is_missed"), [(None, False), (10.0, False), (9.9, True)])
+def test_a_latency_that_nothing_reaches_is_the_last_word(
+    limit_ms: float | None, is_missed: bool
+) -> None:
+    changes = {"conditions": {"max_latency_ms": limit_ms}}
+    said = "No model reaches --max_latency 9.9 ms: the fastest takes 10 ms."
+    assert (text(**changes)[-1] == said) is is_missed
+    assert summary(**changes).to_dict()["misses_max_latency"] is is_missed
+    kept = text(**changes, kept_float=True)[-1]
+    assert kept.endswith("as given, which is kept, takes 10 ms.") is is_missed
+
+
+def test_the_parts_of_the_time_make_up_the_whole() -> None:
+    (line,) = [line for line in text() if "2 min 05 s" in line]
+    assert line.endswith(
+        "building 20 s, timing 1 min 30 s, calibration and checks 10 s, own 5.0 s."
+    )
+    (line,) = [line for line in text(seconds=Seconds(9.0, 0.0, 20.0, 2.0)) if "choices" in line]
+    assert line.endswith("9.0 s: timing 20 s, own 2.0 s.")  # simulated seconds are shorter
 
 
 def test_every_command_has_the_same_limit() -> None:

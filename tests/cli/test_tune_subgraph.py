@@ -230,6 +230,7 @@ def test_the_table_shows_where_the_subgraphs_were_wrong() -> None:
     ]
     text = shown()
     assert table in text
+    assert "raw: what the subgraph timings predict to be fastest; " in text
     assert "over float; those of schemes, batches and doubts are over the best before them." in text
     assert "30 benchmarks (1 failed, 4 known from before) of whole models, " in text
     assert "best blanket" not in text

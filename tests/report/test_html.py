@@ -116,6 +116,21 @@ def test_commands_quote_the_folder() -> None:
     assert "qdqtune bench 'my runs; $(rm it)/optimized_final.onnx'" in text
 
 
+def test_the_command_that_checks_the_result_names_its_data() -> None:
+    recorded = {"--calibration_data": "my images", "--image_mean": "0.5", "--evaluate": "evil:f"}
+    inputs = {"source": "data", "digest": "0", "ranges": {}}
+    for flags, shown in (
+        ({"flags": recorded}, "--calibration_data 'my images' --image_mean 0.5"),
+        ({}, "--calibration_data SOURCE"),
+    ):
+        summary = replace(SUMMARY, error_inputs={**inputs, **flags})
+        text = "".join(Page(page_html([RunView(summary, "run")])).text)
+        assert f"qdqtune verify run/optimized_final.onnx --threads 1 {shown}" in text
+        assert "evil" not in text
+    on_random = replace(SUMMARY, error_inputs={**inputs, "source": "random"})
+    assert "--calibration_data" not in page_html([RunView(on_random, "run")])
+
+
 def test_names_of_one_candidate_are_one_row() -> None:
     run = run_of()
     assert run.details is not None
@@ -155,6 +170,10 @@ def test_a_pattern_without_pairs_may_be_dynamic(dynamic: int, shown: str) -> Non
         ({"openings": 1}, "no time to open the files in several processes"),
         ({"output_sqnr_db": 15.5}, "by less than 1 dB"),
         ({"output_sqnr_db": None}, "accuracy of the result is unknown"),
+        (
+            {"conditions": {"max_latency_ms": 0.25}},
+            "No model reaches --max_latency 0.25 ms: the fastest takes 5 ms.",
+        ),
         ({"stopped": "interrupted"}, "The search was interrupted"),
         ({"lost_to_accuracy": "the stem"}, "not accurate enough: the stem"),
     ],

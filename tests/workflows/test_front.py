@@ -26,13 +26,14 @@ from qdqtune.records._front import Front, not_beaten
 from qdqtune.records._placement import Edge, Placement
 from qdqtune.records._ranges import CalibrationSource, RangeMethod
 from qdqtune.records._tuning import TuneResult
-from qdqtune.report._tuning import tune_text
+from qdqtune.report._tuning import candidates_text, tune_text
 from qdqtune.search._error_model import ErrorModel, noise_of
 from qdqtune.search._space import Space, State, group_ops
-from qdqtune.workflows._export import export, front_of
+from qdqtune.workflows._export import export, front_of, list_candidates
+from qdqtune.workflows._report import read_details
 from qdqtune.workflows.tuning._final_round import Finalist, FinalRound, Objective, Role
 from qdqtune.workflows.tuning._finalists import Finalists
-from qdqtune.workflows.tuning._folder import JOURNAL, PARETO
+from qdqtune.workflows.tuning._folder import DETAILS, JOURNAL, PARETO
 from qdqtune.workflows.tuning._front import spread
 from qdqtune.workflows.tuning._journal_format import whole_lines
 from tests.workflows.test_accuracy_repair import space as space
@@ -221,12 +222,33 @@ def test_a_run_ends_with_a_front(run: TuneResult) -> None:
     assert "--pareto N" in tune_text(run)
 
 
+def test_the_list_has_the_accuracy_and_marks_the_front(run: TuneResult) -> None:
+    listed = {one.id: one for one in list_candidates(run.output_dir)}
+    for point in run.summary.front:
+        one = listed[point.candidate]
+        assert (one.role, one.sqnr_db) == ("result" if point.chosen else "front", point.sqnr_db)
+    details = read_details(run.output_dir / DETAILS)
+    assert details is not None
+    others = [one for one in listed.values() if not one.role]
+    assert any(one.sqnr_db is not None for one in others)
+    assert all(one.sqnr_db == details.sqnr_db.get(one.id) for one in others)
+    header, _, *rows = candidates_text([*listed.values()]).splitlines()
+    assert header.endswith("output SQNR  note")
+    assert sum(row.endswith("result") for row in rows) == 1
+    (run.output_dir / DETAILS).rename(run.output_dir / "aside")
+    try:
+        assert len(list_candidates(run.output_dir)) == len(listed)
+    finally:
+        (run.output_dir / "aside").rename(run.output_dir / DETAILS)
+
+
 def test_every_point_is_exported(run: TuneResult, tmp_path: Path) -> None:
     for number, point in enumerate(run.summary.front, 1):
         report = export(run.output_dir, number, tmp_path / f"{number}.onnx")
         placement = read(load_model(report.output)).placement
         assert len(placement.tensors) == point.qdq_pairs
         assert report.candidate.speedup == point.speedup
+        assert report.candidate.accuracy == f"{point.sqnr_db:.1f} dB output SQNR"
     with pytest.raises(UsageError, match="has no point 99"):
         export(run.output_dir, 99, tmp_path / "none.onnx")
 

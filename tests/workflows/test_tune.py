@@ -31,6 +31,7 @@ from qdqtune.testing.simulated import QUIET
 from qdqtune.workflows._export import list_candidates
 from qdqtune.workflows._insert import insert
 from qdqtune.workflows.tuning import _final_check as final_check
+from qdqtune.workflows.tuning._journal import Journal
 from qdqtune.workflows.tuning._tune import plan_tune, tune
 from tests.conftest import model_from_text
 
@@ -183,13 +184,22 @@ def test_another_model_is_refused_and_the_field_named(resnet: Path, tmp_path: Pa
     other = tmp_path / "other.onnx"
     onnx.save(zoo.build("resnet18", width=16, image=64, classes=10), other)
     before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
-    with pytest.raises(UsageError, match=f"another model: {re.escape(str(resnet))}, as it was"):
+    with pytest.raises(UsageError, match=rf"another model, {re.escape(str(resnet))}\."):
         simulated(other, output_dir=tmp_path / "run", max_benchmarks=2)
     logs = tmp_path / "run/logs"
     assert all(
         file.read_bytes() == content for file, content in before.items() if file.parent != logs
     )
     simulated(other, output_dir=tmp_path / "run", max_benchmarks=2, force=True)
+
+
+def test_a_file_that_was_changed_is_told_from_another_one(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j", {"model": "0"}, model="m.onnx")
+    journal.add("", "a", "screen", Score.failed("no"), {"latency_ms": None, "reference_ms": None})
+    journal.close()
+    for name, said in (("m.onnx", "m.onnx before it was changed."), ("n.onnx", "m.onnx.")):
+        with pytest.raises(UsageError, match=f"a run with another model, {said}"):
+            Journal(tmp_path / "j", {"model": "1"}, model=name)
 
 
 def test_ctrl_c_leaves_the_best_so_far(resnet: Path, tmp_path: Path) -> None:

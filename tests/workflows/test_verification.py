@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
@@ -14,9 +15,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from PIL import Image
 
 from qdqtune import zoo
+from qdqtune._image_config import ImageConfig
 from qdqtune.cli.main import main
+from qdqtune.config import TuneConfig
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.graph._atomic_files import sha256_of
@@ -33,8 +37,9 @@ from qdqtune.records._placement import Placement
 from qdqtune.records._verification import Outcome, VerifyReport
 from qdqtune.report._bench import verify_text
 from qdqtune.workflows._bench import bench
-from qdqtune.workflows._claims import check_placement, measure_error
+from qdqtune.workflows._claims import FloatModel, check_placement, measure_error
 from qdqtune.workflows._insert import insert
+from qdqtune.workflows._sample_provider import data_flags
 from qdqtune.workflows._verify import verify
 from qdqtune.workflows.tuning._folder import BASELINE, FINAL, JOURNAL, PLACEMENT, SUMMARY
 from qdqtune.workflows.tuning._journal import Journal
@@ -56,8 +61,8 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     comparison = record.entries[1].against_first
     assert comparison is not None
     error = measure_error(
-        folder / FINAL, folder / BASELINE,
-        engine=None, options=SessionOptions(), inputs=InputRequest(seed=7),
+        folder / FINAL, FloatModel.open(folder / BASELINE, InputRequest(seed=7)),
+        engine=None, options=SessionOptions(),
     )  # fmt: skip
     return folder, {
         "kind": "summary",
@@ -279,11 +284,9 @@ def test_the_error_is_measured_on_data_that_the_user_gives(
 ) -> None:
     data = tmp_path / "data.npy"
     np.save(data, np.random.default_rng(1).normal(size=(3, 3, 32, 32)).astype(np.float32))
-    options, inputs = SessionOptions(), InputRequest()
     file = claim()
-    found = measure_error(
-        file, tmp_path / BASELINE, engine=None, options=options, inputs=inputs, data=str(data)
-    )
+    original = FloatModel.open(tmp_path / BASELINE, InputRequest(), str(data))
+    found = measure_error(file, original, engine=None, options=SessionOptions())
     on_data = {"source": "data", "digest": found.digest, "ranges": {}}
     file = claim(error_inputs=on_data, output_sqnr_db=found.sqnr_db)
     assert main(["verify", str(file)]) == 1
@@ -431,6 +434,85 @@ def test_a_model_that_was_handed_back_is_the_given_one(claim: Claim) -> None:
     summary.update(speedup=3.0, speedup_interval=[2.9, 3.1])
     file.with_name(SUMMARY).write_text(json.dumps(summary))
     assert outcomes(verify(file))["speed"] == "differs"
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_command_that_is_complete_verifies(
+    claim: Claim, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "my images"
+    data.mkdir()
+    for number in range(3):
+        pixels = np.random.default_rng(number).integers(0, 256, (40, 40, 3), np.uint8)
+        Image.fromarray(pixels).save(data / f"{number}.png")
+    images = ImageConfig(image_mean=(0.5, 0.4, 0.5), image_std=0.25)
+    file = claim()
+    original = FloatModel.open(tmp_path / BASELINE, InputRequest(), str(data), 2, images)
+    found = measure_error(file, original, engine=None, options=SessionOptions())
+    flags = {
+        "--calibration_data": str(data), "--calibration_samples": "2",
+        "--image_mean": "0.5,0.4,0.5", "--image_std": "0.25",
+    }  # fmt: skip
+    recorded = {"--evaluate": "evil:code", **flags, "--image_size; rm": "1", "--image_pad": 3}
+    on_data = {"source": "data", "digest": found.digest, "ranges": {}, "flags": recorded}
+    file = claim(error_inputs=on_data, output_sqnr_db=found.sqnr_db)
+    assert main(["verify", str(file)]) == 1  # what the folder says is shown, and not followed
+    out = capsys.readouterr().out
+    assert f"which you have to give: --calibration_data {data}." in out
+    assert "evil" not in out
+    assert "rm" not in out
+    command = next(line for line in out.splitlines() if "qdqtune verify " in line)
+    words = shlex.split(command.partition("qdqtune ")[2])
+    pairs = [word for pair in flags.items() for word in pair]
+    assert words == ["verify", str(file), *pairs]
+    assert main(words) == 0
+
+
+def test_a_preprocessor_file_beside_the_model_is_named(tmp_path: Path) -> None:
+    config = TuneConfig(calibration_data="images", image_mean=0.5, calibration_samples=3)
+    flags = {"--calibration_data": "images", "--calibration_samples": "3", "--image_mean": "0.5"}
+    assert dict(data_flags(config, tmp_path / "model.onnx")) == flags
+    beside = tmp_path / "preprocessor_config.json"
+    beside.write_text("{}")
+    found = dict(data_flags(config, tmp_path / "model.onnx"))
+    assert found == {**flags, "--image_preprocessor": str(beside)}
+    assert list(data_flags(TuneConfig(calibration_data=[1]))) == []
+    assert list(data_flags(TuneConfig(), tmp_path / "model.onnx")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick")
+def test_the_command_on_the_page_of_a_run_on_images_verifies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("images").mkdir()
+    for number in range(2):
+        pixels = np.random.default_rng(number).integers(0, 256, (40, 40, 3), np.uint8)
+        Image.fromarray(pixels).save(f"images/{number}.png")
+    onnx.save(zoo.build("resnet18", width=32, image=32), "model.onnx")
+    Path("preprocessor_config.json").write_text('{"image_mean": [0.5, 0.5, 0.5]}')
+    flags = "--engine simulated --preset quick --max_benchmarks 1 --calibration_data images"
+    assert main(["tune", "model.onnx", *flags.split()]) == 0
+    page = html.unescape(Path("autotuner_output/report.html").read_text())
+    (command,) = re.findall(r"qdqtune (verify autotuner_output[^<]*)<", page)
+    prepared = "--image_preprocessor preprocessor_config.json"
+    assert command.endswith(f" --calibration_data images {prepared}")
+    capsys.readouterr()
+    main(shlex.split(command))  # the simulated speed is another matter
+    assert re.search(r"\nError: [\d.]+ dB against float, claimed", capsys.readouterr().out)
+
+
+def test_data_is_checked_before_anything_is_timed(
+    claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.new("RGB", (40, 40)).save(tmp_path / "one.png")
+    monkeypatch.setattr("qdqtune.workflows._verify.bench", lambda *_, **__: pytest.fail("timed"))
+    file = claim(error_inputs={"source": "data", "digest": "0", "ranges": {}})
+    with pytest.raises(UsageError, match="How images are normalized"):
+        verify(file, calibration_data=str(tmp_path / "one.png"))
+    with pytest.raises(UsageError, match="no calibration data"):
+        verify(claim(), calibration_samples=2)
 
 
 @pytest.mark.usefixtures("quick")

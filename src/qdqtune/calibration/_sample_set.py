@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ from qdqtune.calibration._random_inputs import Feeds
 from qdqtune.calibration._user_code import UserFunction, find_function
 from qdqtune.engines._worker_environment import read_arrays, write_arrays
 from qdqtune.graph._atomic_files import TemporaryFolder
+from qdqtune.graph._files import did_you_mean
 from qdqtune.qdq._encoding import Array
 from qdqtune.records._errors import UsageError
 
@@ -49,6 +51,7 @@ _FUNCTION = re.compile(r".+:[^\W\d]\w*")
 _ARRAY_SUFFIXES = (".npy", ".npz")
 _KNOWN_SUFFIXES = (*_ARRAY_SUFFIXES, ".pb")
 _MOST_NAMED = 20
+_MOST_ENDINGS = 5
 _TEST_SETS = "test_data_set_*"
 
 _T = TypeVar("_T")
@@ -152,7 +155,7 @@ class _Reader:
             yield from self._of_images(path, images)
         else:
             raise UsageError(
-                f"The folder {path} holds no .npz or .npy files, and no images.",
+                f"The folder {path} holds no .npz or .npy files, and no images{_others(path)}.",
                 "Put samples into it, or for several inputs one folder of .npy files each: "
                 f"{', '.join(folder.name + '/' for folder in folders.values())}.",
             )
@@ -283,6 +286,18 @@ class _Reader:
             for number, name in enumerate(self._names)
         }
         return self._table(str(folder), arrays, split_open=False)
+
+
+def _others(folder: Path) -> str:
+    """Say which endings the files in a folder without data have."""
+    endings = Counter(file.suffix for file in folder.iterdir() if file.is_file())
+    if not endings:
+        return ""
+    count, known = endings.total(), [each for each, _ in endings.most_common(_MOST_ENDINGS) if each]
+    named = f" ({', '.join(known)})" if known else ""
+    files = "1 file with another ending" if count == 1 else f"{count} files with other endings"
+    *most, last = IMAGE_SUFFIXES[::2]
+    return f", but {files}{named}; of images, {', '.join(most)} and {last} are read"
 
 
 def _array(where: str, name: str, value: Any) -> Array:
@@ -454,12 +469,8 @@ def _names_function(source: str) -> bool:
 def _existing(path: Path) -> Path:
     if path.exists():
         return path
-    beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
-    close = difflib.get_close_matches(path.name, beside, n=1)
     hint = "Give an .npz or .npy file, a folder of them or of images, or loader.py:samples."
-    if close:
-        hint = f"Did you mean {path.with_name(close[0])}?"
-    raise UsageError(f"There is no file or folder {path}.", hint)
+    raise UsageError(f"There is no file or folder {path}.", did_you_mean(path) or hint)
 
 
 def _is_stack(source: Any) -> bool:

@@ -107,8 +107,9 @@ def _write_point(options: argparse.Namespace, number: int, config: ExportConfig)
     with show_progress(quiet=options.quiet, first=f"writing point {number} of the front"):
         report = export(options.folder, number, options.output, force=config.force)
     found = report.candidate
-    text = f"{report.output}: point {number}, {found.speedup:.3f}x, {found.tensors} tensors"
-    show(options, report, lambda: printable(f"{text} quantized"))
+    about = (f"point {number}", f"{found.speedup:.3f}x", found.accuracy)
+    text = f"{report.output}: {', '.join(filter(None, about))}, {found.tensors} tensors quantized"
+    show(options, report, lambda: printable(text))
 
 
 def _no_output() -> UsageError:

@@ -7,6 +7,7 @@ requested. Weights stay in their files until their values are needed.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import stat
 import sys
@@ -25,7 +26,7 @@ from qdqtune.graph._index import name_nodes
 from qdqtune.graph._protobuf import contents, copy_fields, missing_bytes, nesting_depth
 from qdqtune.graph._validity import check_model, first_line, inconsistency
 from qdqtune.graph._weights import WeightStore, values_of
-from qdqtune.records._errors import ModelError, OutputError, UsageError
+from qdqtune.records._errors import MissingModelError, ModelError, OutputError, UsageError
 from qdqtune.records._untrusted_files import real_path
 
 # Maximum size of a protobuf message, and maximum depth of nested messages.
@@ -87,11 +88,28 @@ def check_not_empty(proto: onnx.ModelProto, file: Path) -> None:
         )
 
 
+def did_you_mean(path: Path) -> str:
+    """Return a question about the file or folder that is named most like a missing one.
+
+    Args:
+        path: What is missing.
+
+    Returns:
+        The question; empty if nothing there has a similar name.
+    """
+    beside: list[str] = []
+    with contextlib.suppress(OSError, ValueError):
+        beside = [each.name for each in path.parent.iterdir()]
+    close = difflib.get_close_matches(path.name, beside, n=1)
+    return f"Did you mean {path.with_name(close[0])}?" if close else ""
+
+
 def _check_file(file: Path) -> None:
     try:
         facts = file.stat()
     except (FileNotFoundError, NotADirectoryError):
-        raise ModelError(f"{file} does not exist.", "Check the path.") from None
+        hint = did_you_mean(file) or "Check the path."
+        raise MissingModelError(f"{file} does not exist.", hint) from None
     except (OSError, ValueError) as error:
         raise _unreadable(file, error) from None
     if stat.S_ISDIR(facts.st_mode):

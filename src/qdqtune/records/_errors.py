@@ -43,6 +43,10 @@ class ModelError(QdqtuneError):
     """The model file is missing, broken, or not supported by the command."""
 
 
+class MissingModelError(ModelError, UsageError):
+    """There is no such model file. Exit code 2."""
+
+
 class OutputError(QdqtuneError):
     """An output can't be written, or would overwrite something."""
 

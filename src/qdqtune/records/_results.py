@@ -224,6 +224,9 @@ class Candidate(Result):
         speedup: Over the float model, as the search estimated it. If it was compared with another
             candidate, the estimate goes through that one. None if it was never measured.
         failure: Why the engine refused it; None if it didn't.
+        sqnr_db: SQNR of its worst output, in dB; None if it was not measured.
+        metric: The user's metric; None if it was not measured.
+        role: ``result`` or ``front``, if it is the result of the run or on its front.
     """
 
     id: str
@@ -231,6 +234,16 @@ class Candidate(Result):
     latency_ms: float | None
     speedup: float | None
     failure: str | None
+    sqnr_db: float | None = None
+    metric: float | None = None
+    role: str = ""
+
+    @property
+    def accuracy(self) -> str:
+        """What is known of its accuracy, in words; empty if nothing is."""
+        sqnr_db = f"{self.sqnr_db:.1f} dB output SQNR" if self.sqnr_db is not None else ""
+        metric = f"metric {self.metric:.6g}" if self.metric is not None else ""
+        return ", ".join(filter(None, (sqnr_db, metric)))
 
     @property
     def headline(self) -> str:
@@ -373,6 +386,42 @@ class TensorAnswer:
     readers: tuple[TensorPlace, ...]
 
 
+@dataclass(frozen=True)
+class NodePlace:
+    """An input or output of a node.
+
+    Attributes:
+        tensor: The tensor there.
+        place: Whether a Q/DQ pair can be inserted there.
+    """
+
+    tensor: str
+    place: TensorPlace
+
+
+@dataclass(frozen=True)
+class NodeAnswer:
+    """Whether a node can be quantized, and why not.
+
+    Attributes:
+        node: Its name.
+        op_type: Its op type.
+        quantizable: Whether the dialect can quantize it.
+        reason: Why not; empty if it can, or if the op runs as part of the one before it.
+        at_run_time: Whether it can quantize its input at run time; None if no op like it can.
+        inputs: Its inputs.
+        outputs: Its outputs.
+    """
+
+    node: str
+    op_type: str
+    quantizable: bool
+    reason: str
+    at_run_time: bool | None
+    inputs: tuple[NodePlace, ...]
+    outputs: tuple[NodePlace, ...]
+
+
 @dataclass(frozen=True, repr=False)
 class Inspection(Result):
     """Regions, patterns and insertion points that the search would use for a model.
@@ -392,7 +441,7 @@ class Inspection(Result):
         dynamic: Number of dynamic ops that were made float first.
         unfused: Number of Sums of which Adds were made first.
         at_run_time: Number of ops whose input can be quantized at run time.
-        why: The answer to a query about a tensor.
+        why: The answer to a query about a tensor or a node.
         converted_from: The half-precision type of the file, if the model is inspected in float32
             because there are no integer kernels for that type.
     """
@@ -413,7 +462,7 @@ class Inspection(Result):
     dynamic: int = 0
     unfused: int = 0
     at_run_time: int = 0
-    why: TensorAnswer | None = None
+    why: TensorAnswer | NodeAnswer | None = None
     converted_from: str = ""
 
     @property

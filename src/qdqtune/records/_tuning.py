@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -115,6 +116,34 @@ class Seconds(Record):
     timing: float
     own: float
 
+    @property
+    def other(self) -> float:
+        """Waiting for an engine's other work: starting, ranges, errors of outputs, layers."""
+        return max(0.0, self.total - self.building - self.timing - self.own)
+
+
+DATA_FLAG = "--calibration_data"
+_DATA_FLAGS = re.compile(rf"{DATA_FLAG}|--calibration_samples|--image_[a-z_]+")
+
+
+def data_flags_in(error_inputs: Mapping[str, Any]) -> dict[str, str]:
+    """Return the flags that name and prepare the data of a run: text to show, never to obey.
+
+    Args:
+        error_inputs: Those of a `Summary`, which may come from an untrusted file.
+
+    Returns:
+        The flags with their values; without a path, as for data from Python, `SOURCE` stands for
+        the data.
+    """
+    recorded = error_inputs.get("flags")
+    known = {
+        flag: value
+        for flag, value in (recorded.items() if isinstance(recorded, Mapping) else ())
+        if _DATA_FLAGS.fullmatch(flag) and isinstance(value, str)
+    }
+    return {DATA_FLAG: "SOURCE", **known}
+
 
 @dataclass(frozen=True)
 class Blanket(Record):
@@ -226,9 +255,9 @@ class Summary(Record):
             significant; see `Comparison`.
         baseline_sha256: Hash of `baseline.onnx` and its weights; empty in old summaries.
         error_inputs: The inputs `output_sqnr_db` was measured on: the ``source`` (``data`` or
-            ``random``), a ``digest`` of the samples, the ``ranges`` of random ones, and the number
-            of ``samples``, which older summaries lack; empty in still older ones, and if nothing
-            was measured.
+            ``random``), a ``digest`` of the samples, the ``ranges`` of random ones, the ``flags``
+            that name and prepare data, and the number of ``samples``, which older summaries lack;
+            empty in still older ones, and if nothing was measured.
         openings: Number of fresh processes that opened the files in the final comparison. With
             fewer than three, the variation between openings is unknown and the interval is wide.
             0 if there was no comparison, and in old summaries.
@@ -311,7 +340,7 @@ class Summary(Record):
     def contents(self) -> str:
         """What is quantized in the written model, in words."""
         counts = (
-            (self.qdq_pairs, f"tensor{{}} {{}} {self.quant_type}"),
+            (self.qdq_pairs, f"tensor{{}} {{}} quantized ({self.quant_type})"),
             (self.dynamic_ops, "op{} {} quantized at run time (dynamic)"),
             (self.unfused_ops, "sum{} {} kept from being fused"),
         )
@@ -333,6 +362,29 @@ class Summary(Record):
         return self.conditions.get("max_latency_ms")
 
     @property
+    def misses_max_latency(self) -> bool:
+        """Whether the written model takes longer than requested; then nothing faster was found."""
+        return self.max_latency_ms is not None and self.final_ms > self.max_latency_ms
+
+    @property
+    def latency_warning(self) -> str:
+        """The warning that the requested latency was not reached; empty if it was."""
+        if not self.misses_max_latency:
+            return ""
+        which = "the model as given, which is kept," if self.kept_float else "the fastest"
+        return (
+            f"No model reaches --max_latency {self.max_latency_ms:g} ms: {which} takes "
+            f"{self.final_ms:.3g} ms."
+        )
+
+    @property
+    def data_flags(self) -> dict[str, str]:
+        """The flags that name the data of the run, and their values; see `data_flags_in`."""
+        source = self.error_inputs.get("source") or self.calibration
+        on_data = source == CalibrationSource.DATA.value
+        return data_flags_in(self.error_inputs) if on_data and not self.kept_float else {}
+
+    @property
     def allowed_sqnr_db(self) -> float | None:
         """The SQNR limit, relaxed by the error of the float model itself."""
         if self.min_sqnr_db is None:
@@ -346,7 +398,11 @@ class Summary(Record):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        return {**super().to_dict(), "near_min_sqnr": self.near_min_sqnr}
+        marks = {
+            "near_min_sqnr": self.near_min_sqnr,
+            "misses_max_latency": self.misses_max_latency,
+        }
+        return {**super().to_dict(), **marks}
 
     @classmethod
     def from_dict(cls, value: object, name: str = "The summary") -> Summary:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from qdqtune.records._json_form import UNBOUNDED, Record
 from qdqtune.records._measurement import BenchRecord, Comparison, EngineInfo
 from qdqtune.records._results import Result
-from qdqtune.records._tuning import AS_GIVEN
+from qdqtune.records._tuning import AS_GIVEN, data_flags_in
 from qdqtune.records._untrusted_files import object_in, versioned
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -42,6 +42,7 @@ class Claim(Record):
         shapes: Input shapes; empty if not recorded.
         conversion_db: SQNR of the baseline against the original model, in dB, if the baseline is a
             conversion of it; the error is relative to the original model.
+        data_flags: Flags that name this data, to show them.
         tuned_in_float32: Whether the baseline uses half-precision floats and the result does not.
     """
 
@@ -62,6 +63,7 @@ class Claim(Record):
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     conversion_db: float | None = None
     tuned_in_float32: bool = False
+    data_flags: Mapping[str, str] = field(default_factory=dict)
 
     def agrees_with(self, measured: Comparison) -> bool:
         """Whether the intervals overlap and the claim is not far above the measured speedup.
@@ -111,6 +113,7 @@ class Claim(Record):
                 "shapes": body.get("shapes") or {},
                 "conversion_db": body.get("precision_sqnr_db") if is_converted else None,
                 "tuned_in_float32": bool(body.get("converted_from")),
+                "data_flags": data_flags_in(inputs),
             }
         )
 

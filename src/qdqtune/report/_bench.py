@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 
 from qdqtune.records._accuracy import ErrorReport, LayerError, OutputError, TensorError
@@ -132,7 +134,7 @@ def verify_text(report: VerifyReport) -> str:
 
 _OUTPUTS = ("output", "SQNR dB", "cosine", "max error", "max value", "equal")
 _LAYERS = (
-    "own dB", "", "accumulated dB", "cosine", "max error", "max value", "op", "node", "inputs",
+    "own dB", "", "cosine", "max error", "max value", "accumulated dB", "op", "node", "inputs",
 )  # fmt: skip
 # A bar is full at 0 dB, where noise is as strong as the signal, and empty at this level.
 _QUIET_DB = 60.0
@@ -192,8 +194,8 @@ def _layer_row(layer: LayerError) -> list[str]:
     return [
         _db(own.sqnr_db),
         "█" * round(_noise(own.sqnr_db) * _BAR_WIDTH),
-        _db(accumulated.sqnr_db) if accumulated is not None else "",
         *_differences(own),
+        _db(accumulated.sqnr_db) if accumulated is not None else "",
         own.op_type,
         shortened(own.node, _LONGEST_NAME),
         " x ".join(own.inputs).replace(" per ", "/"),
@@ -215,7 +217,9 @@ def _layer_lines(report: ErrorReport, top: int) -> list[Line]:
             table,
             *([f"and {counted(more, 'more layer')}: --top 0 shows all"] if more else []),
             "",
-            "own: what the layer's own quantization adds; accumulated: what it is off in the model",
+            "own, with cosine and max error: what the layer's own quantization adds; accumulated: "
+            "what it is off in the model",
+            f"to leave the worst float: quantize, or tune, with {_without(report)}",
             f"own, first layer to last:         {_course([each.own for each in report.layers])}",
         ]
         accumulated = [each.accumulated for each in report.layers if each.accumulated]
@@ -226,6 +230,12 @@ def _layer_lines(report: ErrorReport, top: int) -> list[Line]:
         what = "quantized op has a result" if missing == 1 else "quantized ops have results"
         lines.append(f"{missing} {what} that the float model does not have, by name")
     return lines
+
+
+def _without(report: ErrorReport) -> str:
+    """Return the flag that leaves the worst layer float."""
+    name = re.escape(report.worst_first[0].own.node)
+    return f"--nodes_to_exclude {shlex.quote(f'^{name}$')}"
 
 
 def _course(errors: Sequence[TensorError]) -> str:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from qdqtune.records._inputs import shape_text
 from qdqtune.records._layers import BETWEEN, GroupRecord, GroupsRecord, LayersRecord, MappedLayer
 from qdqtune.records._printable import message
-from qdqtune.records._results import Inspection, RegionRecord, TensorAnswer, TensorPlace
+from qdqtune.records._results import (
+    Inspection,
+    NodeAnswer,
+    RegionRecord,
+    TensorAnswer,
+    TensorPlace,
+)
 from qdqtune.report._bench import engine_lines
 from qdqtune.report._formatting import Line, Table, cell, counted, page, shortened, some
 
@@ -48,7 +55,8 @@ def inspection_text(record: Inspection, *, all_regions: bool, max_items: int) ->
     if record.converted_from:
         lines.append(in_float32_line(record.converted_from, record.dialect))
     if record.why is not None:
-        return page([*lines, "", *_answer(record.why, record.dialect)])
+        is_node = isinstance(record.why, NodeAnswer)
+        return page([*lines, "", *(_node_answer(record) if is_node else _answer(record))])
     lines += ["", *_quantizable(record), "", _region_counts(record), ""]
     if record.leaf_sizes:
         lines += [_histogram(record.leaf_sizes), ""]
@@ -64,8 +72,32 @@ def in_float32_line(half_type: str, dialect: str) -> str:
     )
 
 
-def _answer(answer: TensorAnswer, dialect: str) -> list[Line]:
+def _node_answer(record: Inspection) -> list[Line]:
+    """Explain whether a node can be quantized, and where pairs can stand around it."""
+    answer, dialect = record.why, record.dialect
+    assert isinstance(answer, NodeAnswer)
+    verdict = f"runs as part of the op before it in {dialect}, and is quantized with that"
+    if answer.quantizable:
+        verdict = f"can be {record.quant_type} in {dialect}; a tune's report says whether it paid"
+    elif answer.reason:
+        verdict = f"stays float: {answer.reason}"
+    rows = [
+        [what, shortened(each.tensor, _LONGEST_NAME), *row[3:]]
+        for what, places in (("reads", answer.inputs), ("makes", answer.outputs))
+        for each in places
+        for row in [_place_row(what, replace(each.place, dialect_reason=""), dialect)]
+    ]
+    return [
+        f"node {shortened(answer.node, _LONGEST_NAME)} ({answer.op_type}): {verdict}",
+        "",
+        Table(["", "tensor", "point", "why"], rows),
+    ]
+
+
+def _answer(record: Inspection) -> list[Line]:
     """Explain why a tensor can or can't be quantized, for each of its consumers."""
+    answer, dialect = record.why, record.dialect
+    assert isinstance(answer, TensorAnswer)
     kind = "constant" if answer.constant else "tensor"
     typed = f"{answer.dtype or 'of unknown type'} {shape_text(answer.dims)}"
     rows = [_place_row("made by", answer.maker, dialect)]

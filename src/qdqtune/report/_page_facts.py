@@ -18,7 +18,7 @@ _LOUD = 0.1
 _FEW_SAMPLES = 100
 _STOPPED = {
     BY_BUDGET: "The time was up before the search was over; the same command resumes it.",
-    BY_COUNT: "No more benchmarks were allowed; with a larger number the search goes on.",
+    BY_COUNT: "No more candidates were allowed: with a larger --max_benchmarks the search goes on.",
     INTERRUPTED: "The search was interrupted; the same command resumes it.",
 }
 
@@ -124,6 +124,8 @@ def _notes(run: RunView, summary: Summary) -> list[str]:
         )
     if summary.near_min_sqnr:
         notes.append("The result meets the accuracy limit by less than 1 dB.")
+    if summary.latency_warning:
+        notes.append(summary.latency_warning)
     if summary.lost_to_accuracy and not summary.kept_float:
         notes.append(f"The fastest model was not accurate enough: {summary.lost_to_accuracy}.")
     if not summary.kept_float and summary.output_sqnr_db is None and summary.qdq_pairs:
@@ -196,9 +198,10 @@ def _reproduce(run: RunView, summary: Summary) -> list[tuple[str, str]]:
 def _commands(run: RunView, summary: Summary) -> list[tuple[str, str]]:
     threads = "" if summary.engine.threads is None else f" --threads {summary.engine.threads}"
     file, engine = quote(f"{run.folder}/optimized_final.onnx"), quote(summary.engine.name)
+    data = "".join(f" {flag} {quote(value)}" for flag, value in summary.data_flags.items())
     bench = f"qdqtune bench {file} --engine {engine}{threads}"
     return [
-        ("Check the result against this report", f"qdqtune verify {file}{threads}"),
+        ("Check the result against this report", f"qdqtune verify {file}{threads}{data}"),
         ("List all candidates", f"qdqtune export {quote(run.folder)} --list"),
         ("Build or load the result as it was measured", summary.build_with or bench),
     ]

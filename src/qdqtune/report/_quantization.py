@@ -137,7 +137,8 @@ def _placed(report: QuantizeReport) -> list[str]:
     if report.kept_float:
         return ["The table shows what was tried."] if report.comparison is not None else []
     lines = [
-        f"{report.qdq_pairs} tensors are {report.quant_type}, in the {report.dialect} dialect."
+        f"{report.qdq_pairs} tensors are quantized ({report.quant_type}), in the {report.dialect} "
+        "dialect."
     ]
     if report.dynamic_ops:
         lines.append(f"The inputs of {report.dynamic_ops} ops are quantized at run time.")

@@ -25,13 +25,17 @@ _SUBGRAPH = "subgraph"
 _AS_GIVEN = "as given"  # the seed with the placement of a model that was already quantized
 _STOPPED = {
     "budget": "The time was up before the search was over; the same command resumes it.",
-    "max_benchmarks": "No more benchmarks were allowed; with a larger number the search goes on.",
+    "max_benchmarks": "No more candidates were allowed: with a larger --max_benchmarks the search "
+    "goes on.",
     "interrupted": "The search was interrupted; the same command resumes it.",
 }
 _COLUMNS = ("model", "median ms", "speedup", "interval", "output SQNR", "metric")
 _ALWAYS = 4  # columns that are shown even without values
+_FRONT = "The front: of these, none is both faster and more accurate than another."
 # With fewer processes, the spread between them can't be estimated.
 _FEWEST_OPENINGS = 3
+# What took less is not listed where the time went.
+_SHORTEST_S = 0.05
 
 
 def tune_text(result: TuneResult) -> str:
@@ -48,7 +52,7 @@ def tune_text(result: TuneResult) -> str:
     if len(summary.front) > 1:
         command = f"qdqtune export {result.output_dir} --pareto N -o OUT.onnx"
         lines += [front_table(summary.front), *_as_good(summary)]
-        lines += [f"Write one of these: {command}", ""]
+        lines += [f"{_FRONT} Write one of them: {command}", ""]
     if summary.batches:
         lines += [*_batches(summary), ""]
     lines += [
@@ -57,6 +61,7 @@ def tune_text(result: TuneResult) -> str:
         *_accuracy(summary),
         *_effort(summary),
         *_files(result),
+        *([summary.latency_warning] if summary.latency_warning else []),
     ]
     return page(lines, result.warning)
 
@@ -172,9 +177,6 @@ def _scale(summary: Summary) -> list[str]:
         f"Speedups are over the model {over}, with {100 * summary.confidence:g} % intervals, all "
         f"timed in turns at the end{where}."
     ]
-    limit_ms = summary.max_latency_ms
-    if limit_ms is not None and not summary.kept_float and summary.final_ms > limit_ms:
-        lines.append(f"Nothing is within --max_latency {limit_ms:g}: this is the fastest model.")
     if 0 < summary.openings < _FEWEST_OPENINGS:
         lines.append(
             "There was no time to open the files again in other processes, which may move a "
@@ -241,10 +243,14 @@ def _effort(summary: Summary) -> list[str]:
         what = "whole models"
         lines = _subgraphs(summary)
     this_run = "This run: " if summary.runs > 1 else ""
+    spent = {
+        "building": seconds.building, "timing": seconds.timing,
+        "calibration and checks": seconds.other, "own": seconds.own,
+    }  # fmt: skip
+    parts = [f"{name} {duration(each)}" for name, each in spent.items() if each >= _SHORTEST_S]
     lines.append(
         f"{this_run}{summary.benchmarks} benchmarks{also} of {what}, {duration(seconds.total)}: "
-        f"building {duration(seconds.building)}, timing {duration(seconds.timing)}, "
-        f"own {duration(seconds.own)}."
+        f"{', '.join(parts) or 'nothing was built'}."
     )
     # Otherwise there was only time for the float model.
     is_begun = summary.stopped != "budget" or summary.total_benchmarks + summary.memo_hits > 0
@@ -339,6 +345,12 @@ _TRIALS = (
     "tried on the whole model", "quantized", "dropped", "predicted", "measured", "std error", "",
 )  # fmt: skip
 _RAW = "raw"
+_STAGES = {
+    _RAW: "what the subgraph timings predict to be fastest",
+    "schemes": "other ways to quantize groups",
+    "batches": "groups changed together",
+    "doubts": "groups whose predictions are uncertain",
+}
 # As a difference of logarithms.
 _FAR = 0.1
 _FAR_OFF = "Subgraph timings predicted the whole model poorly: region mode may find more."
@@ -358,6 +370,7 @@ def _batches(summary: Summary) -> list[Line]:
         )
     else:
         note += "speedups are over float"
+    meanings = [f"{stage}: {_STAGES[stage]}" for stage in _STAGES if stage in tried]
     if tried & _STEPS:
         note += "; those of schemes, batches and doubts are over the best before them"
     # An assembly without Q/DQ is the float model, which is not timed against itself.
@@ -372,7 +385,8 @@ def _batches(summary: Summary) -> list[Line]:
     ]
     is_far = timed > 0 and _is_far_off(summary.batches)
     table = batches_table(summary.batches, has_costs=timed > 0)
-    return [table, f"{note}.", *same, *([_FAR_OFF] if is_far else [])]
+    told = [f"{'; '.join(meanings)}."] if meanings else []
+    return [table, *told, f"{note}.", *same, *([_FAR_OFF] if is_far else [])]
 
 
 def batches_table(batches: Sequence[Batch], *, has_costs: bool = True) -> Table:
@@ -431,6 +445,13 @@ def _subgraphs(summary: Summary) -> list[str]:
 
 
 _LONGEST_FAILURE = 60
+_LISTED = ("candidate", "tensors", "latency ms", "speedup", "output SQNR", "metric", "note")
+_LISTED_NOTE = (
+    "Speedups are the search's estimates over float; latencies were measured at different times."
+)
+_LISTED_DB = (
+    "Output SQNR is that of the files in the front, and of others with the ranges of the search."
+)
 
 
 def candidates_text(candidates: Sequence[Candidate], most: int | None = None) -> str:
@@ -443,14 +464,15 @@ def candidates_text(candidates: Sequence[Candidate], most: int | None = None) ->
     if not candidates:
         return "Nothing was tried in this run."
     ordered = sorted(candidates, key=lambda one: -(one.speedup or 0.0))
-    header = ["candidate", "tensors", "latency ms", "speedup", ""]
-    table = Table(header, [_candidate_row(one) for one in ordered[:most]], right=(1, 2, 3))
+    table = Table(_LISTED, [_candidate_row(one) for one in ordered[:most]], right=(1, 2, 3, 4, 5))
+    shown = [n for n in range(len(_LISTED)) if n not in (4, 5) or any(r[n] for r in table.rows)]
     more = len(ordered) - len(table.rows)
-    return page([table, *([f"and {more} more: --list"] if more else [])])
+    notes = [_LISTED_NOTE, *([_LISTED_DB] if 4 in shown else [])]
+    return page([table.only(shown), *([f"and {more} more: --list"] if more else []), *notes])
 
 
 def _candidate_row(one: Candidate) -> list[str]:
-    remark = "float" if one.tensors == 0 else ""
+    remark = one.role or ("float" if one.tensors == 0 else "")
     if one.failure is not None:
         first = message(one.failure).split("\n", 1)[0]
         remark = f"failed: {shortened(first, _LONGEST_FAILURE)}"
@@ -461,6 +483,8 @@ def _candidate_row(one: Candidate) -> list[str]:
         cell(one.tensors, "d"),
         cell(one.latency_ms, ".3f"),
         cell(one.speedup, ".3f", "x"),
+        cell(one.sqnr_db, ".1f", " dB"),
+        cell(one.metric, ".6g"),
         remark,
     ]
 

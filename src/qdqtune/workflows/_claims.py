@@ -29,8 +29,8 @@ from qdqtune.records._printable import listed
 from qdqtune.records._untrusted_files import read_text
 from qdqtune.records._verification import Check, Claim, Edges, Outcome
 from qdqtune.workflows._accuracy_evaluator import AccuracyEvaluator, has_own_kernels, open_kernels
-from qdqtune.workflows._sample_provider import sample_provider
-from qdqtune.workflows._source_model import open_source
+from qdqtune.workflows._sample_provider import SampleProvider, sample_provider
+from qdqtune.workflows._source_model import Source, open_source
 from qdqtune.workflows.tuning._folder import JOURNAL
 from qdqtune.workflows.tuning._journal_format import whole_lines
 from qdqtune.workflows.tuning._run_files import PLACEMENT, SUMMARY, sha256_with_weights
@@ -217,39 +217,68 @@ class MeasuredError:
     missing: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class FloatModel:
+    """The model that another one was made from, and the inputs that both are compared on.
+
+    Attributes:
+        source: The model, without Q/DQ.
+        provider: The inputs.
+    """
+
+    source: Source
+    provider: SampleProvider
+
+    @classmethod
+    def open(
+        cls,
+        baseline: Path,
+        inputs: InputRequest,
+        data: Any = None,
+        samples: int | None = None,
+        images: ImageConfig | None = None,
+        *,
+        in_float32: bool = False,
+    ) -> FloatModel:
+        """Read the model, and check whether the data fits it.
+
+        Args:
+            baseline: The model: float, or with Q/DQ, which is removed.
+            inputs: Shapes; ranges and seed of random inputs, as in the run.
+            data: The user's data; None for random inputs.
+            samples: Maximum number of samples from it.
+            images: How images in it are prepared.
+            in_float32: Whether half-precision floats of the baseline are computed in float32.
+
+        Raises:
+            QdqtuneError: For any error that the user can act on.
+        """
+        source = open_source(baseline, float_types=() if in_float32 else None)
+        return cls(source, sample_provider(source, inputs, data, samples, images))
+
+
 def measure_error(
     model: Path,
-    baseline: Path,
+    original: FloatModel,
     *,
     engine: str | None,
     options: SessionOptions,
-    inputs: InputRequest,
-    data: Any = None,
-    samples: int | None = None,
-    images: ImageConfig | None = None,
-    in_float32: bool = False,
     enough_db: float = math.inf,
 ) -> MeasuredError:
     """Compare a model's outputs with those of its float model, as a tuning run does.
 
     Args:
         model: The model to check.
-        baseline: The model it was made from: float, or with Q/DQ, which is removed.
+        original: The model it was made from, and the inputs.
         engine: The engine whose kernels count; None runs every op as written.
         options: Its options for opening models.
-        inputs: Shapes; ranges and seed of random inputs, as in the run.
-        data: The user's data; None for random inputs.
-        samples: Maximum number of samples from it.
-        images: How images in it are prepared.
-        in_float32: Whether half-precision floats of the baseline are computed in float32.
         enough_db: An SQNR from which on there is no second measurement with every op as written.
 
     Raises:
         QdqtuneError: For any error that the user can act on.
     """
-    source = open_source(baseline, float_types=() if in_float32 else None)
+    source, provider = original.source, original.provider
     candidate = load_model(model)
-    provider = sample_provider(source, inputs, data, samples, images)
     own = engine if engine and has_own_kernels(engine, options.engine_options) else None
     outputs = {value.name for value in candidate.graph.outputs}
     missing = tuple(

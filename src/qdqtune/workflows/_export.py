@@ -8,7 +8,7 @@ import os
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,15 @@ from qdqtune.records._results import Candidate, ExportReport
 from qdqtune.records._untrusted_files import parse_json, read_text, real_path
 from qdqtune.search.strategies._strategy import speedup_of
 from qdqtune.workflows._arguments import AnyModel, as_file, checked_path
-from qdqtune.workflows.tuning._folder import BASELINE, CANDIDATES, FINAL, JOURNAL, PARETO
+from qdqtune.workflows._report import read_details
+from qdqtune.workflows.tuning._folder import (
+    BASELINE,
+    CANDIDATES,
+    DETAILS,
+    FINAL,
+    JOURNAL,
+    PARETO,
+)
 from qdqtune.workflows.tuning._journal_format import whole_lines
 
 _logger = logging.getLogger(__name__)
@@ -113,7 +121,23 @@ def list_candidates(run_dir: str | os.PathLike[str]) -> list[Candidate]:
         UsageError: If it is not the folder of a run.
     """
     run = _read(checked_path(run_dir, "folder"))
-    return [_candidate(run, name) for name in run.tried]
+    sqnr_db: Mapping[str, float] = {}
+    points: Mapping[str, FrontPoint] = {}
+    with contextlib.suppress(QdqtuneError):  # what was measured is listed without them, too
+        details = read_details(run.folder / DETAILS)
+        sqnr_db = details.sqnr_db if details is not None else {}
+    with contextlib.suppress(QdqtuneError):
+        points = {point.candidate: point for point in front_of(run.folder)}
+    found = []
+    for name in run.tried:
+        one = replace(_candidate(run, name), sqnr_db=sqnr_db.get(name))
+        found.append(one if name not in points else _on_front(one, points[name]))
+    return found
+
+
+def _on_front(one: Candidate, point: FrontPoint) -> Candidate:
+    role = "result" if point.chosen else "front"
+    return replace(one, sqnr_db=point.sqnr_db, metric=point.metric, role=role)
 
 
 def _candidate(run: _Run, name: str) -> Candidate:
@@ -222,7 +246,7 @@ def _export_point(folder: Path, number: int, target: Path, *, force: bool) -> Ex
     _check_target(target, file, force=force)
     written = _written(load_model(file), target, folder, force=force)
     found = Candidate(point.candidate, point.qdq_pairs, point.latency_ms, point.speedup, None)
-    return ExportReport(written, found)
+    return ExportReport(written, _on_front(found, point))
 
 
 def front_of(folder: Path) -> tuple[FrontPoint, ...]:

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import onnx_ir as ir
-
 from qdqtune._command_configs import GroupsConfig, InspectConfig, LayersConfig
 from qdqtune.calibration._random_inputs import measured_inputs
 from qdqtune.engines import _registry as registry
@@ -23,30 +21,24 @@ from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._files import load_model, save_model
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._input_shapes import resolve_shapes
-from qdqtune.graph._op_classes import is_op
 from qdqtune.graph._precision import convert_precision
 from qdqtune.graph._shapes import at_shapes, infer_shapes
 from qdqtune.options import configured, shared
-from qdqtune.qdq._dynamic import FORMS
-from qdqtune.qdq._quantization_planner import QuantizationPlanner, unknown
-from qdqtune.records._errors import EngineError, UsageError
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
+from qdqtune.records._errors import EngineError
 from qdqtune.records._inputs import request_of
 from qdqtune.records._layers import GroupRecord, GroupsRecord, LayersRecord, MappedLayer
-from qdqtune.records._placement import Edge, Placement
+from qdqtune.records._placement import Placement
 from qdqtune.records._precision import FLOAT_TYPES, Precision
 from qdqtune.records._results import (
     Inspection,
     PatternRecord,
     RegionRecord,
-    TensorAnswer,
-    TensorPlace,
 )
 from qdqtune.search.patterns._insertion_points import (
     NodeInputInsertionPoint,
     RegionOutputInsertionPoint,
     has_quantizable_operations,
-    why_not,
-    why_not_output,
 )
 from qdqtune.search.patterns._region_pattern import RegionPattern
 from qdqtune.search.regions._canonical import CanonicalRegion, canonical_region
@@ -58,6 +50,7 @@ from qdqtune.workflows._arguments import AnyModel, as_file, choose_dialect, name
 from qdqtune.workflows._bench import engine_info
 from qdqtune.workflows._benchmarks import TrtExecBenchmark
 from qdqtune.workflows._convert import told_options, wanted_type
+from qdqtune.workflows._inspect_answers import answer_of
 from qdqtune.workflows._progress_reporter import ProgressReporter
 from qdqtune.workflows._sample_provider import (
     check_takes_ranges,
@@ -99,7 +92,7 @@ def inspect(model: AnyModel, config: InspectConfig) -> Inspection:
         with at_shapes(source.model, resolve_shapes(source.model, config.input_request)):
             index = GraphIndex(source.model)
             planner = QuantizationPlanner(index, dialect_choice, quant_type)
-            answer = _answer_of(config.why, planner, path) if config.why is not None else None
+            why = answer_of(config.why, planner, path) if config.why is not None else None
             regions = CombinedRegionSearch(index, config.max_sequence_size).search_regions()
             tree = _Tree(regions, index, by_shape=config.by_shape)
             known = {*planner.units, *planner.left_float}
@@ -119,7 +112,7 @@ def inspect(model: AnyModel, config: InspectConfig) -> Inspection:
                 dynamic=len(found.dynamic),
                 unfused=len(found.unfused),
                 at_run_time=len(planner.may_be_dynamic),
-                why=answer,
+                why=why,
                 converted_from=source.converted_from,
             )
 
@@ -222,68 +215,6 @@ def _by_reason(planner: QuantizationPlanner) -> dict[str, tuple[str, ...]]:
         found.setdefault(reason, []).append(name)
     ordered = sorted(found.items(), key=lambda item: -len(item[1]))
     return {reason: tuple(names) for reason, names in ordered}
-
-
-def _answer_of(tensor: str, planner: QuantizationPlanner, path: Path) -> TensorAnswer:
-    """Return where a tensor can be quantized, and why it can't be elsewhere.
-
-    Args:
-        tensor: Its name.
-        planner: Knows what the dialect can quantize in the model.
-        path: The model's file, which may have more tensors than the folded model.
-
-    Raises:
-        UsageError: If there is no such tensor.
-    """
-    index = planner.index
-    if tensor not in index.value:
-        if tensor not in GraphIndex(load_model(path)).value:
-            raise unknown("tensor", tensor, index.value)
-        raise UsageError(
-            f"The tensor {tensor!r} is not in the model that is tuned: it is folded into others, "
-            "or stands between a Q and a DQ.",
-            "Ask about what is before or behind it: `qdqtune inspect MODEL` lists the tensors at "
-            "the borders of regions.",
-        )
-    value, dtype = index.value[tensor], index.dtype(tensor)
-    maker = TensorPlace("", "", 0, "no node makes it: a pair can stand at its readers")
-    if (producer := value.producer()) is not None:
-        maker = _place(producer, list(producer.outputs).index(value), tensor, planner)
-    return TensorAnswer(
-        tensor=tensor,
-        dtype=dtype.name.lower() if dtype is not None else "",
-        dims=index.shape(tensor),
-        constant=index.is_constant(tensor),
-        maker=maker,
-        readers=tuple(
-            _place(index.node[edge.node], edge.position, edge, planner)
-            if edge.node
-            else TensorPlace("", "", edge.position, "the graph hands it out as it is")
-            for edge in index.readers(tensor)
-        ),
-    )
-
-
-def _place(
-    node: ir.Node, position: int, what: Edge | str, planner: QuantizationPlanner
-) -> TensorPlace:
-    """Examine an input of a node as a place for a pair, or an output if `what` is its tensor."""
-    index, name, is_edge = planner.index, node.name or "", isinstance(what, Edge)
-    unit = planner.units.get(name)
-    at_run_time, why = None, ""
-    if isinstance(what, Edge) and position == 0 and is_op(node, *FORMS):
-        why = planner.why_not_at_run_time(node)
-        at_run_time = not why
-    return TensorPlace(
-        node=name,
-        op_type=node.op_type,
-        position=position,
-        reason=(why_not if is_edge else why_not_output)(index, index.position[name], position),
-        dialect_reason=planner.left_float.get(name, ""),
-        with_op=unit is not None and what in (unit.edges if is_edge else unit.outputs),
-        at_run_time=at_run_time,
-        why_not_at_run_time=why,
-    )
 
 
 @configured(LayersConfig)

@@ -131,7 +131,7 @@ def quantize_by_rules(request: QuantizeRequest, path: Path, room: Path) -> Quant
                 ways = ranges_in_every_way(
                     source, base, worker, draft.candidate_edges, provider,
                     dialect.format_of(config.quant_type), config.range_method,
-                    steps.reporter.counter("calibration", "samples"),
+                    steps.reporter.counter("calibration", "samples, then ranges from them"),
                 )  # fmt: skip
             rules = replace(rules, left_out=_without_range(draft, ways, source.encodings))
             draft = rules.draft({})

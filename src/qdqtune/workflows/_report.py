@@ -93,7 +93,7 @@ def read_run(folder: Path) -> RunView:
         raise UsageError(
             f"{folder / SUMMARY} can't be read: {error}.", "Run the same `qdqtune tune` again."
         ) from None
-    details = _details(folder / DETAILS)
+    details = read_details(folder / DETAILS)
     named = details.folder if details is not None else ""
     journal = folder / JOURNAL
     trials = tuple(_trials(whole_lines(journal))) if journal.is_file() else ()
@@ -105,7 +105,12 @@ def read_run(folder: Path) -> RunView:
     return RunView(summary, named or folder.name, trials[:_MOST_TRIALS], details)
 
 
-def _details(path: Path) -> ReportDetails | None:
+def read_details(path: Path) -> ReportDetails | None:
+    """Read the data of a report; None if there is none, or if it is damaged.
+
+    Raises:
+        NewerSchemaError: If a newer version wrote it.
+    """
     try:
         return ReportDetails.from_dict(parse_json(read_text(path, _MOST_DETAILS), path.name))
     except NewerSchemaError:

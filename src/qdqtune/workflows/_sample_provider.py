@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import operator
+import os
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from qdqtune._command_configs import VerifyConfig
 from qdqtune._image_config import ImageConfig
 from qdqtune._version import __version__
 from qdqtune.calibration._expected_inputs import expected_inputs
@@ -25,6 +28,7 @@ from qdqtune.calibration._instrumentation import (
     warn_of,
     watched_tensors,
 )
+from qdqtune.calibration._preprocessor_files import beside_model
 from qdqtune.calibration._random_inputs import Feeds, random_inputs
 from qdqtune.calibration._ranges import (
     Calibrated,
@@ -35,6 +39,7 @@ from qdqtune.calibration._ranges import (
     user_cache,
 )
 from qdqtune.calibration._sample_set import open_samples
+from qdqtune.config import TuneConfig
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._options import MAX, MIN, OPT, Shapes, range_options, shapes_text
 from qdqtune.engines._worker import Worker, WorkerFailure
@@ -46,11 +51,12 @@ from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.graph._shapes import at_shapes, infer_shapes
 from qdqtune.qdq._dialect import QuantFormat
 from qdqtune.qdq._encoding import TensorFormat, tells_range
-from qdqtune.records._errors import UsageError
+from qdqtune.records._errors import QdqtuneError, UsageError
 from qdqtune.records._inputs import InputRequest, ShapesOrRequest, shape_text
 from qdqtune.records._measurement import EngineInfo
 from qdqtune.records._placement import Edge, Placement
 from qdqtune.records._ranges import CalibrationSource, RangeMethod, Ranges
+from qdqtune.records._tuning import DATA_FLAG
 from qdqtune.workflows._source_model import Source, float32_twin, ranges_behind_casts
 
 _logger = logging.getLogger(__name__)
@@ -102,16 +108,41 @@ class SampleProvider:
             count += 1
         return digest.hexdigest(), count
 
-    def evaluation_inputs(self, ranges: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
+    def evaluation_inputs(
+        self, ranges: Mapping[str, tuple[float, float]], flags: Iterable[tuple[str, str]] = ()
+    ) -> dict[str, Any]:
         """Describe them in the form of `qdqtune.records._tuning.Summary.error_inputs`.
 
         Args:
             ranges: Lowest and highest value of random inputs, as requested.
+            flags: Flags that name and prepare data; see `data_flags`.
         """
         asked = {} if self.is_data else {name: list(pair) for name, pair in ranges.items()}
         digest, count = self._evaluated()
-        source = self.source.value
-        return {"source": source, "digest": digest, "ranges": asked, "samples": count}
+        found = {"source": self.source.value, "digest": digest, "ranges": asked, "samples": count}
+        return {**found, "flags": dict(flags)} if self.is_data else found
+
+
+def data_flags(
+    config: TuneConfig | VerifyConfig, model: Path | None = None
+) -> Iterator[tuple[str, str]]:
+    """Yield the flags that name and prepare a command's data; arrays and functions have no name.
+
+    Args:
+        config: The command's options.
+        model: The model's file, if the flags will be used without it: a preprocessor file beside
+            it then has to be named.
+    """
+    data = config.calibration_data
+    if isinstance(data, (str, os.PathLike)):
+        yield DATA_FLAG, os.fspath(data)
+    if config.calibration_samples is not None:
+        yield "--calibration_samples", str(config.calibration_samples)
+    yield from config.image_flags()
+    if model is not None and data is not None and config.image_preprocessor is None:
+        with contextlib.suppress(QdqtuneError, OSError, ValueError):  # it may be no such file
+            if (beside := beside_model(model)) is not None:
+                yield "--image_preprocessor", str(beside)
 
 
 def sample_provider(

@@ -22,12 +22,14 @@ from qdqtune.options import configured, shared
 from qdqtune.records._errors import EngineError, QdqtuneError, UsageError
 from qdqtune.records._inputs import InputRequest
 from qdqtune.records._measurement import BenchRecord
+from qdqtune.records._tuning import DATA_FLAG
 from qdqtune.records._untrusted_files import parse_json
 from qdqtune.records._verification import Check, Claim, Outcome, VerifyReport
 from qdqtune.workflows._arguments import AnyModel, as_file, name_of
 from qdqtune.workflows._bench import bench
 from qdqtune.workflows._claims import (
     OTHER_DB,
+    FloatModel,
     check_baseline,
     check_file,
     check_placement,
@@ -37,6 +39,7 @@ from qdqtune.workflows._claims import (
     shapes_of_run,
 )
 from qdqtune.workflows._progress_reporter import ProgressReporter
+from qdqtune.workflows._sample_provider import data_flags
 from qdqtune.workflows.tuning._folder import BASELINE, JOURNAL
 from qdqtune.workflows.tuning._run_files import (
     FINAL,
@@ -147,6 +150,7 @@ class _Verification:
     def _measured(self, report: VerifyReport, claim: Claim) -> VerifyReport:
         """Add speed and error to the report, measured under the claim's conditions if possible."""
         conditions, left_out = self._conditions_of(claim)
+        original = self._float_model(claim, conditions)  # first: a mistake must not cost a timing
         try:
             if not conditions.engine:
                 what = f"The engine {claim.engine.name} is none of qdqtune's own."
@@ -164,17 +168,19 @@ class _Verification:
             if flag != _OPTION or not (value in without_effect or value.endswith("="))
         ]
         report = replace(report, ignored=tuple(" ".join(pair) for pair in ignored))
-        checked, sqnr_db = self._error(report, claim, conditions)
+        checked, sqnr_db = self._error(report, claim, conditions, original)
         report = replace(report, checks=(*report.checks, checked), sqnr_db=sqnr_db)
         if report.bench is not None and report.differs_in_speed_only:
             self._tell("timing", "the speedup differs from the claim: measuring in more processes")
             again = [self._measure(conditions, each) for each in range(1, FEWEST_OPENINGS)]
             report = replace(report, bench=_together([report.bench, *again]))
-        if claim.on_data and self.config.calibration_data is None and not claim.kept_float:
-            ignored.append(("--calibration_data", "SOURCE"))
+        given = list(self._flags())
+        if self._lacks_data(claim):
+            known = {flag for flag, _ in given}
+            ignored += [pair for pair in claim.data_flags.items() if pair[0] not in known]
         if report.is_as_given or not ignored:
             return report
-        flags = [word for pair in (*self._flags(), *ignored) for word in pair]
+        flags = [word for pair in (*given, *ignored) for word in pair]
         command = shlex.join(["qdqtune", "verify", str(self.file), *flags])
         return replace(report, repeat_with=command)
 
@@ -186,35 +192,58 @@ class _Verification:
         named = zip(record.entries, self.shown, strict=True)
         return replace(record, entries=tuple(replace(one, path=path) for one, path in named))
 
+    def _lacks_data(self, claim: Claim) -> bool:
+        """Whether an error was claimed on data that the user has not given."""
+        is_given = self.config.calibration_data is not None
+        return claim.on_data and not is_given and not claim.kept_float
+
+    def _float_model(self, claim: Claim, conditions: BenchConfig) -> FloatModel | Check:
+        """Return the float model with the inputs for the error, or why there are none."""
+        if self._lacks_data(claim):
+            flag = " ".join((DATA_FLAG, claim.data_flags[DATA_FLAG]))
+            text = f"the run measured it on data, which you have to give: {flag}"
+            return Check("error", Outcome.UNVERIFIED, text)
+        inputs, config = replace(conditions.input_request, seed=claim.seed), self.config
+        try:
+            return FloatModel.open(
+                self.baseline,
+                inputs if inputs.ranges else replace(inputs, ranges=claim.ranges),
+                config.calibration_data,
+                config.calibration_samples,
+                config,
+                in_float32=claim.tuned_in_float32,
+            )
+        except QdqtuneError as error:
+            if self._is_to_blame(error):
+                raise
+            return Check("error", Outcome.UNVERIFIED, error.what.rstrip("."))
+
     def _error(
-        self, report: VerifyReport, claim: Claim, conditions: BenchConfig
+        self,
+        report: VerifyReport,
+        claim: Claim,
+        conditions: BenchConfig,
+        original: FloatModel | Check,
     ) -> tuple[Check, float | None]:
         """Compare the error with the claimed one; returns the check, and the error if measured."""
-        data = self.config.calibration_data
         if claim.kept_float and report.is_as_given:
             text = "the run kept its baseline, and this is it, byte for byte"
             return Check("error", Outcome.CONFIRMED, text), None
         if claim.kept_float:
             text = "the run kept its baseline, and this is not it"
             return Check("error", Outcome.DIFFERS, text), None
-        if claim.on_data and data is None:
-            text = "the run measured it on data, which you have to give: --calibration_data SOURCE"
-            return Check("error", Outcome.UNVERIFIED, text), None
+        if isinstance(original, Check):
+            return original, None
         engine = report.bench.engine.name if report.bench is not None else None
         self._tell("error", "comparing outputs with the float model")
-        inputs = replace(conditions.input_request, seed=claim.seed)
         try:
             found = measure_error(
-                self.file, self.baseline,
+                self.file,
+                original,
                 engine=engine,
                 options=SessionOptions(conditions.threads, dict(conditions.engine_options or {})),
-                inputs=inputs if inputs.ranges else replace(inputs, ranges=claim.ranges),
-                data=data,
-                samples=self.config.calibration_samples,
-                images=self.config,
-                in_float32=claim.tuned_in_float32,
                 enough_db=(claim.sqnr_db or 0.0) - OTHER_DB,
-            )  # fmt: skip
+            )
         except QdqtuneError as error:
             if self._is_to_blame(error):
                 raise
@@ -271,13 +300,12 @@ class _Verification:
         if isinstance(error, EngineError):
             return config.engine is not None
         about_inputs = self._gives_sizes or config.input_request.ranges
-        about_data = config.calibration_data is not None
+        about_data = (config.calibration_data, config.calibration_samples) != (None, None)
         return bool(config.engine_options or config.threads or about_inputs or about_data)
 
     def _flags(self) -> Iterator[_Flag]:
         """Yield the flags for the user's conditions."""
         config, inputs = self.config, self.config.input_request
-        data = config.calibration_data
         ranges = ((name, f"{low:g}:{high:g}") for name, (low, high) in inputs.ranges.items())
         for flag, values in (
             ("--against", [self.shown[0] if config.against is not None else None]),
@@ -287,11 +315,9 @@ class _Verification:
             ("--shapes", [_shape(name, shape) for name, shape in inputs.shapes.items()]),
             ("--dim", [f"{symbol}={size}" for symbol, size in inputs.dims.items()]),
             ("--input_range", [f"{name}:{ends}" if name else ends for name, ends in ranges]),
-            ("--calibration_data", [data if isinstance(data, str) else None]),
-            ("--calibration_samples", [config.calibration_samples]),
         ):
             yield from ((flag, str(value)) for value in values if value is not None)
-        yield from config.image_flags()
+        yield from data_flags(config)
 
 
 def _shape(name: str, shape: tuple[int | None, ...]) -> str:

@@ -353,7 +353,7 @@ def _ranges(
     ways = ranges_in_every_way(
         run.source, baseline.base, run.runner, planner.candidate_edges,
         replace(provider, samples=lambda: bounded), layout, request.config.range_method,
-        reporter.counter("calibration", "samples"),
+        reporter.counter("calibration", "samples, then ranges from them"),
     )  # fmt: skip
     if bounded.is_cut_short:
         told = f"the first {bounded.count} samples, all that --budget left time for"

@@ -182,7 +182,7 @@ class Journal(Measurements):
         self._elapsed_s = elapsed_s
         self._run = checksum(header)
         try:
-            has_header = path.exists() and self._take_in(header)
+            has_header = path.exists() and self._take_in(header, model)
             self._file = open_to_append(path)
         except OSError as error:
             raise OutputError(
@@ -357,7 +357,7 @@ class Journal(Measurements):
                 "command again to go on.",
             ) from None
 
-    def _take_in(self, wanted: Mapping[str, Any]) -> bool:
+    def _take_in(self, wanted: Mapping[str, Any], model: str) -> bool:
         """Read an earlier run's valid lines; the others are set aside.
 
         Returns:
@@ -369,7 +369,7 @@ class Journal(Measurements):
             with replacing(self.path):  # a run without results must not block others
                 pass
             return False
-        self._refuse_another_run(lines, wanted)
+        self._refuse_another_run(lines, wanted, model)
         damaged = [line for line in lines if not self._belongs(line, bool(headers))]
         sound = [line for line in lines if self._belongs(line, bool(headers))]
         if damaged:
@@ -392,7 +392,9 @@ class Journal(Measurements):
             return False
         return line.body["run"] == self._run if "run" in line.body else has_header
 
-    def _refuse_another_run(self, lines: Sequence[Line], wanted: Mapping[str, Any]) -> None:
+    def _refuse_another_run(
+        self, lines: Sequence[Line], wanted: Mapping[str, Any], model: str
+    ) -> None:
         """Refuse measurements with another header, even if only their lines show it."""
         advice = "Choose another --output_dir, or pass --restart to set that run aside."
         headers = headers_in(lines)
@@ -401,7 +403,8 @@ class Journal(Measurements):
             if field == "model":  # fingerprints are meaningless to people
                 names = [line.body.get("model") for line in lines if line.body is not None]
                 known = [name for name in names if isinstance(name, str)]
-                other = f"model: {known[-1]}, as it was then" if known else "model"
+                other = f"model, {known[-1]}" if known else "model"
+                other += " before it was changed" if model in known[-1:] else ""
             if field:
                 raise UsageError(f"{self.path.parent} holds a run with another {other}.", advice)
         runs = {line.body["run"] for line in lines if line.body and "run" in line.body}

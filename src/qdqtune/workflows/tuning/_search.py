@@ -503,7 +503,7 @@ def _follow(
         if run.snapshots.is_due:
             best = evaluator.candidate_of(strategy.best)
             evaluator.take_snapshot(best, baseline.latency_ms)
-        _tell(evaluator, trial, f"{_candidates(len(scores))}, {_change(scores)}")
+        _tell(evaluator, trial, f"{_candidates(len(scores))}, {_change(scores, trial)}")
         if not is_all:
             return BY_BUDGET, False
     return FINISHED, False
@@ -527,7 +527,7 @@ def _try_more_accurate(evaluator: CandidateEvaluator, finalists: Finalists, most
     if room > 0 and (states := finalists.more_accurate(best, room)):
         trial = Trial(best, tuple(states), Effort.CONFIRM, "front")
         scores, _ = _answer(evaluator, trial)
-        _tell(evaluator, trial, f"{_candidates(len(scores))}, {_change(scores)}")
+        _tell(evaluator, trial, f"{_candidates(len(scores))}, {_change(scores, trial)}")
 
 
 def _answer(evaluator: CandidateEvaluator, trial: Trial) -> tuple[list[Score], bool]:
@@ -569,10 +569,13 @@ def _seed_speedups(
     }
 
 
-def _change(scores: Sequence[Score]) -> str:
-    """Describe the outcome of the best of some candidates."""
+def _change(scores: Sequence[Score], trial: Trial) -> str:
+    """Describe the outcome of the best of a trial's candidates."""
     best = max((score.gain for score in scores), default=-math.inf)
-    return f"best {100 * math.expm1(best):+.1f} %" if math.isfinite(best) else "all refused"
+    if not math.isfinite(best):
+        return "all refused"
+    before = "float" if trial.reference == _FLOAT else "the best before"
+    return f"best {100 * math.expm1(best):+.1f} % against {before}"
 
 
 def _tell(evaluator: CandidateEvaluator, trial: Trial, message: str) -> None:

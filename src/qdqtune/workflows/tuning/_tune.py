@@ -45,6 +45,7 @@ from qdqtune.workflows._progress_reporter import ProgressReporter
 from qdqtune.workflows._report import report
 from qdqtune.workflows._sample_provider import (
     SampleProvider,
+    data_flags,
     options_with_ranges,
     sample_provider,
     timed_request,
@@ -545,7 +546,9 @@ def _write_result(result: RunResult) -> Summary:
         bytes_after=model_bytes(staged / names.FINAL if shipped is not None else request.file),
     )
     if shipped is not None and shipped.sqnr_db is not None:
-        inputs = result.run.provider.evaluation_inputs(request.config.input_request.ranges)
+        config = request.config
+        flags = data_flags(config, request.model)
+        inputs = result.run.provider.evaluation_inputs(config.input_request.ranges, flags)
         summary = replace(summary, error_inputs=inputs)
     _write_summary(staged / names.SUMMARY, summary)
     folder.hand_over(keep_old=_is_other_result_lost(result, final_sha256))
