@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Set
 from typing import Any, NamedTuple
 
 from qdqtune.search._space import Space, State
+from qdqtune.search.patterns._pattern_outcomes import ChoiceOutcome, Conditions, PatternOutcome
+from qdqtune.search.patterns._region_pattern import PatternView
 from qdqtune.workflows.tuning._journal_format import decode
 
 # Standard errors in the interval that is shown.
@@ -84,6 +86,11 @@ class GroupEffects:
             effect = Effect(len(changed) - 1, body["error"], gain)
             self._best[number] = min(effect, self._best.get(number, effect))
 
+    def alone(self, number: int) -> Effect | None:
+        """Return the comparison of two candidates that differ in this group only, if any."""
+        effect = self._best.get(number)
+        return effect if effect is not None and not effect.others else None
+
     def text(self, number: int, *, is_chosen: bool) -> str:
         """Say why a group is quantized, or why not.
 
@@ -136,6 +143,41 @@ class GroupEffects:
             return text
         is_out = self._names[best] in self._inaccurate
         return f"{text}, but was not {'accurate enough' if is_out else 'chosen'}"
+
+
+def pattern_outcomes(
+    space: Space,
+    views: Iterable[PatternView],
+    chosen: State,
+    effects: GroupEffects,
+    conditions: Conditions,
+    *,
+    is_settled: bool,
+) -> list[PatternOutcome]:
+    """Return what a run found out about each pattern that has choices.
+
+    Args:
+        space: The choices that regions have.
+        views: The model's patterns.
+        chosen: What the result quantizes.
+        effects: What was measured of single choices.
+        conditions: Where it was measured.
+        is_settled: Whether the search went on until it was finished.
+    """
+    choices: dict[str, list[ChoiceOutcome]] = {}
+    for number, group in enumerate(space.groups):
+        effect, share = effects.alone(number), space.potential[number]
+        evidence = (effect.gain, effect.error, share) if effect is not None else ()
+        outcome = ChoiceOutcome(group.role, group.form.value, number in chosen, *evidence)
+        choices.setdefault(group.pattern, []).append(outcome)
+    return [
+        PatternOutcome(
+            view.pattern.signature, view.pattern.size, conditions, is_settled,
+            tuple(choices[view.pattern.signature]),
+        )
+        for view in views
+        if view.pattern.signature in choices
+    ]  # fmt: skip
 
 
 def _change(gain: float) -> str:

@@ -24,7 +24,8 @@ from qdqtune.records._inputs import request_of
 from qdqtune.records._measurement import LayerTime
 from qdqtune.records._placement import Placement
 from qdqtune.records._tuning import FINISHED, INTERRUPTED
-from qdqtune.search._space import Form, Space, State
+from qdqtune.search._prior import Prior, prior_of
+from qdqtune.search._space import Form, Grouping, Space, State
 from qdqtune.search.strategies._assembly_search import SubgraphTask
 from qdqtune.search.strategies._registry import make_strategy
 from qdqtune.search.strategies._strategy import Limits, Score, SearchStrategy, SearchTask, Trial
@@ -126,13 +127,21 @@ def region_problem(run: TuningRun, baseline: Baseline, calibration: Calibration)
         with at_shapes(index.model, run.provider.shapes):  # for a guess from sizes
             journal.keep_shares(shares_of_latency(index, layers))
     space = Space(calibration.planner, grouping.groups, journal.shares or {})
-    seeds = seeds_of(space, run.given, grouping)
+    prior = _prior(run, grouping)
+    seeds = seeds_of(space, run.given, grouping, prior)
     limits = request.preset.limits(
         len(space.groups), grouping.patterns,
         request.config.max_benchmarks, request.config.schemes_per_region,
     )  # fmt: skip
-    task = SearchTask(space, seeds, limits, request.config.seed)
+    task = SearchTask(space, seeds, limits, request.config.seed, prior=prior)
     return SearchProblem(space, make_strategy(task, request.config.strategy), seeds)
+
+
+def _prior(run: TuningRun, grouping: Grouping) -> Prior | None:
+    """Return what other runs found out about the choices in the model."""
+    if run.pattern_cache is None:
+        return None
+    return prior_of(grouping.groups, run.pattern_cache, run.conditions)
 
 
 RAW = "raw"
@@ -362,7 +371,8 @@ def _problem_without_subgraphs(
 
 def _seeds(run: TuningRun, calibration: Calibration, space: Space) -> dict[str, State]:
     """The assemblies to compare with; they quantize ops as a whole, never their weights alone."""
-    found = seeds_of(space, run.given, calibration.grouping)
+    grouping = calibration.grouping
+    found = seeds_of(space, run.given, grouping, _prior(run, grouping))
     weights = space.in_form(Form.WEIGHTS)
     return {name: state - weights for name, state in found.items() if name not in NOT_TRIED}
 

@@ -33,6 +33,7 @@ from qdqtune.records._placement import Placement
 from qdqtune.records._precision import AUTO
 from qdqtune.records._tuning import AS_GIVEN as UNCHANGED
 from qdqtune.search.patterns._pattern_cache import PatternCache
+from qdqtune.search.patterns._pattern_outcomes import Conditions
 from qdqtune.search.patterns._state_file import read_state
 from qdqtune.workflows._bench import engine_info
 from qdqtune.workflows._convert import FloatForm, convert_to, told_options, wanted_type
@@ -172,6 +173,15 @@ class TuningTarget(RunContext):
     given: Mapping[str, Placement]
     pattern_cache: PatternCache | None
     float_metric: float | None
+
+    @property
+    def conditions(self) -> Conditions:
+        """Where patterns are measured."""
+        info, request = self.info, self.request
+        device = f"{info.device} ({info.isa})"
+        return Conditions(
+            info.name, info.version, device, request.dialect.name, request.config.quant_type
+        )
 
 
 def setup(
