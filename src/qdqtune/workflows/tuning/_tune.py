@@ -65,6 +65,7 @@ from qdqtune.workflows.tuning._baseline import (
     calibrate,
     measure_baseline,
 )
+from qdqtune.workflows.tuning._cache_folder import CacheContent, add_to_folder
 from qdqtune.workflows.tuning._finalists import Finalists, Finalized
 from qdqtune.workflows.tuning._finalize import Finalizer
 from qdqtune.workflows.tuning._folder import SUBGRAPHS, RunFolder
@@ -181,6 +182,13 @@ def _tuned(run: TuningRun, baseline: Baseline) -> RunResult:
     handed_over, settled = _handed_over(evaluator, final), _is_settled(run, outcome)
     found = evaluator.pattern_outcomes(handed_over.placement, is_settled=settled)
     evaluator.take_snapshot(handed_over, result.baseline_ms, found)
+    if run.request.config.cache_dir is not None:
+
+        def keep(content: CacheContent) -> None:
+            for each in found:
+                content.patterns.add_outcome(each)
+
+        add_to_folder(Path(run.request.config.cache_dir), keep)
     return result
 
 
