@@ -18,7 +18,7 @@ SEEDS = "seeds"
 """The stage of the first trials: whole-model choices against the float model."""
 
 DOUBTS = "doubts"
-"""The stage in which flips are tried that a pattern cache is least sure of."""
+"""The stage in which flips are tried that a cache, or the costs of subgraphs, are not sure of."""
 
 NOTHING: State = frozenset()
 """The float model."""

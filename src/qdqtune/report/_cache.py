@@ -1,0 +1,33 @@
+"""The output of `cache`."""
+
+from __future__ import annotations
+
+from qdqtune.records._cache import CacheReport
+from qdqtune.report._formatting import Line, Table, page
+
+_TITLES = (
+    "engine", "version", "device", "dialect", "type", "patterns", "settled", "float", "subgraphs",
+)  # fmt: skip
+
+
+def cache_text(report: CacheReport) -> str:
+    """Format as text: a table of what is known, by where it was found out."""
+    lines: list[Line] = [str(report.path)]
+    rows = [
+        (
+            row.engine, row.version, row.device, row.dialect, row.quant_type, str(row.patterns),
+            str(row.settled), str(row.kept_float), str(row.subgraphs),
+        )
+        for row in report.rows
+    ]  # fmt: skip
+    if rows:
+        lines.append(Table(_TITLES, rows))
+    if report.schemes:
+        lines.append(f"schemes: {report.schemes}, from anywhere")
+    if not rows and not report.schemes:
+        lines.append("nothing is known")
+    if report.damaged:
+        lines.append(f"damaged lines, not used: {report.damaged}")
+    if report.removed:
+        lines.append(f"removed: {report.removed}")
+    return page(lines)
