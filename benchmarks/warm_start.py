@@ -57,7 +57,7 @@ PAIRS = {
     ),
     "batch 1 to 8": (Model("resnet18", _RESNET), Model("resnet18", {**_RESNET, "batch": 8})),
     "other weights": (Model("resnet18", _RESNET), Model("resnet18", {**_RESNET, "seed": 1})),
-    "other weights, mobilenet_v2": (
+    "other weights of mobilenet_v2": (
         Model("mobilenet_v2", _RESNET), Model("mobilenet_v2", {**_RESNET, "seed": 1}),
     ),
     "unrelated: resnet18 to bert": (

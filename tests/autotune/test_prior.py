@@ -208,6 +208,19 @@ def test_measurements_elsewhere_count_as_order_only() -> None:
     assert prior_of((Group("Relu(e0)", 0, "Relu", ("relu",)),), cache, HERE) is None
 
 
+def test_numbers_that_can_t_be_harm_nothing(resnet: Space) -> None:
+    cache = PatternCache()
+    for group, gain, share in zip(
+        resnet.groups, [1e300, -1e300, 0.0, 1e-300] * 20, [1e-300, 1e-4, 0.0] * 30, strict=False
+    ):
+        choice = ChoiceOutcome(0, "whole", True, gain, 1e300, share)
+        cache.add_outcome(PatternOutcome(group.pattern, 1, HERE, True, (choice,)))
+    prior = prior_of(resnet.groups, cache, HERE)
+    for strategy in ("local_search", "bayesian"):
+        told = play_with(resnet, prior, every_third(0), {"all": resnet.everything}, strategy)
+        assert told.search.best
+
+
 def conv(batch: int, channels: int, image: int) -> str:
     shape = f"float[{batch}x{channels}x{image}x{image}]"
     return f"Conv(e0:{shape},c:float[{channels}x{channels}x3x3])={shape}=>%0"

@@ -16,7 +16,6 @@ DESCRIPTION = (
     "what is not needed any more."
 )
 EXAMPLES = (
-    "qdqtune cache show autotuner_output",
     "qdqtune cache merge run_1 run_2 -o project_cache",
     "qdqtune cache prune project_cache --engine tensorrt",
 )

@@ -25,6 +25,8 @@ _MUCH_KNOWN = 0.9
 # What a choice may bring, as a part of its share of the latency: if its gain was not measured, and
 # if nothing is known of it.
 _DOUBT, _UNKNOWN = 0.1, 0.3
+# A gain is known from this share of the latency on, and is no larger than this as a part of it.
+_LEAST_SHARE, _LARGEST = 1e-4, 10.0
 # How wrong a gain may be that was measured in another model, as a part of itself.
 _ELSEWHERE = 0.25
 
@@ -36,6 +38,7 @@ class GroupEstimate:
     Attributes:
         is_chosen: Whether it was quantized in the other run's result.
         is_near: Whether that run was finished, had the same conditions, and shapes like these.
+        is_same: Whether the shapes were the same, too.
         gain: Log speedup of the model by quantizing the group, as a part of its share of the
             latency; None if it was not measured, or not under the same conditions.
         error: Its standard error.
@@ -43,6 +46,7 @@ class GroupEstimate:
 
     is_chosen: bool
     is_near: bool
+    is_same: bool = False
     gain: float | None = None
     error: float = 0.0
 
@@ -131,11 +135,13 @@ def _estimate(
 ) -> GroupEstimate:
     is_like = outcome.conditions.is_like(here)
     is_near = is_like and outcome.is_settled and distance <= _NEAR
-    if found.gain is None or not is_like or not found.share:
-        return GroupEstimate(found.is_chosen, is_near)
-    gain = found.gain / found.share
-    error = math.hypot(found.error / found.share, _ELSEWHERE * gain)
-    return GroupEstimate(found.is_chosen, is_near, gain, error + (_DOUBT if distance else 0.0))
+    is_same = is_near and not distance
+    if found.gain is None or not is_like or found.share < _LEAST_SHARE:
+        return GroupEstimate(found.is_chosen, is_near, is_same)
+    gain = min(max(found.gain / found.share, -_LARGEST), _LARGEST)
+    error = min(math.hypot(found.error / found.share, _ELSEWHERE * gain), _LARGEST)
+    error += _DOUBT if distance else 0.0
+    return GroupEstimate(found.is_chosen, is_near, is_same, gain, error)
 
 
 def _nearest(

@@ -16,7 +16,7 @@ class Conditions(Record):
     Attributes:
         engine: The engine.
         version: Its version.
-        device: The device, with its instruction set.
+        device: The device, with its instruction set and the number of threads.
         dialect: The dialect of Q/DQ.
         quant_type: The quant type.
     """

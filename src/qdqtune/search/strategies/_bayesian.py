@@ -117,7 +117,7 @@ class BayesianLinearModel:
         costs = -_BOUNDARY_COSTS * at_boundary
         self._expected: Floats = np.concatenate((np.zeros(len(alike) + self._count), costs))
         for number, estimate in (prior.of(space) if prior is not None else {}).items():
-            if estimate.gain is not None:  # then others say nothing of it
+            if estimate.gain is not None and estimate.is_same:  # others say nothing of it
                 self._alike[:, number] = 0.0
                 self._expected[len(alike) + number] = estimate.gain * space.potential[number]
                 error = max(_LEAST_DOUBT, estimate.error) * stakes[number]

@@ -182,7 +182,8 @@ class TuningTarget(RunContext):
     def conditions(self) -> Conditions:
         """Where patterns are measured."""
         info, request = self.info, self.request
-        device = f"{info.device} ({info.isa})"
+        threads = "" if info.threads is None else f", {info.threads} threads"
+        device = f"{info.device} ({info.isa}){threads}"
         return Conditions(
             info.name, info.version, device, request.dialect.name, request.config.quant_type
         )
