@@ -140,6 +140,21 @@ def test_nothing_pays_is_knowledge_too(resnet: Space) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
+def test_a_cache_of_an_unrelated_model_costs_little(resnet: Space, seed: int) -> None:
+    """It happens to know a few of the patterns, and to be wrong about them."""
+    cache = PatternCache()
+    for number in sorted(resnet.everything)[:4]:
+        choice = ChoiceOutcome(0, "whole", number % 3 == 0, None)
+        cache.add_outcome(PatternOutcome(resnet.groups[number].pattern, 1, HERE, True, (choice,)))
+    prior = prior_of(resnet.groups, cache, HERE)
+    seeds = {"all": resnet.everything}
+    cold = play_with(resnet, None, every_third(seed), seeds, "local_search")
+    warm = play_with(resnet, prior, every_third(seed), seeds, "local_search")
+    assert asked(warm) <= 1.1 * asked(cold)
+    assert worth(warm.search.best) > worth(cold.search.best) - 0.02
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_what_is_wrong_is_put_right(resnet: Space, seed: int) -> None:
     """The cache wants what costs, and nothing of what pays."""
     wrong = frozenset(number for number in resnet.everything if number % 3 == 0)
@@ -256,7 +271,15 @@ def test_outcomes_are_kept_in_a_file(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert PatternCache.from_dict(loaded.to_dict()).outcomes == cache.outcomes
 
     body = yaml.safe_load((tmp_path / "cache.yaml").read_text())
-    for damage in ({"size": "x"}, {"choices": [{}]}, {"conditions": 3}, {"what": 1}):
+    for damage in (
+        {"size": "x"},
+        {"choices": [{}]},
+        {"conditions": 3},
+        {"what": 1},
+        {"choices": [{**finished.choices[0].to_dict(), "gain": 1e9}]},
+        {"choices": [{**finished.choices[0].to_dict(), "share": -1.0}]},
+        {"choices": [each.to_dict() for each in finished.choices * 2]},
+    ):
         body["outcomes"][0] = {**finished.to_dict(), **damage}
         (tmp_path / "cache.yaml").write_text(yaml.safe_dump(body))
         with caplog.at_level(logging.WARNING):

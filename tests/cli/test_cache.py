@@ -49,7 +49,10 @@ def test_show(file: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert sum(row["patterns"] for row in rows) == 2
     assert sum(row["subgraphs"] for row in rows) == 1
     assert main(["cache", "show", str(folder)]) == 0
-    assert "onnxruntime" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "onnxruntime" in text
+    assert "1 of 1" in text
+    assert "Relu(e0)" in text
 
 
 def test_merge_into_a_folder(file: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

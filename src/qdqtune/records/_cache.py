@@ -37,12 +37,32 @@ class CacheRow(Record):
 
 
 @dataclass(frozen=True)
+class CachedPattern(Record):
+    """What a run found out about a pattern.
+
+    Attributes:
+        signature: The pattern, with types and shapes.
+        engine: Where that was found out.
+        choices: Number of its ops that can be quantized, each form by itself.
+        chosen: Those that are, in the result.
+        gain: Log speedup of that model by its most valuable choice; None if it was not measured.
+    """
+
+    signature: str
+    engine: str
+    choices: int
+    chosen: int
+    gain: float | None = None
+
+
+@dataclass(frozen=True)
 class CacheReport(Record):
     """The content of a cache.
 
     Attributes:
         path: The file or folder.
         rows: What it knows, by where that was found out.
+        patterns: All patterns with outcomes, those with the largest gains first.
         schemes: Number of schemes, of which it is not known where they were measured.
         damaged: Number of lines that can't be used.
         removed: Number of entries that were removed.
@@ -52,6 +72,7 @@ class CacheReport(Record):
 
     path: Path
     rows: tuple[CacheRow, ...]
+    patterns: tuple[CachedPattern, ...] = ()
     schemes: int = 0
     damaged: int = 0
     removed: int = 0

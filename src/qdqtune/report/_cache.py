@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 from qdqtune.records._cache import CacheReport
-from qdqtune.report._formatting import Line, Table, page
+from qdqtune.report._formatting import Line, Table, page, shortened
 
 _TITLES = (
     "engine", "version", "device", "dialect", "type", "patterns", "settled", "float", "subgraphs",
 )  # fmt: skip
+
+_MOST_SHOWN, _LONGEST = 20, 60
 
 
 def cache_text(report: CacheReport) -> str:
@@ -22,6 +26,18 @@ def cache_text(report: CacheReport) -> str:
     ]  # fmt: skip
     if rows:
         lines.append(Table(_TITLES, rows))
+    if report.patterns:
+        shown = [
+            (
+                f"{each.chosen} of {each.choices}",
+                "" if each.gain is None else f"{100.0 * math.expm1(each.gain):+.1f} %",
+                each.engine, shortened(each.signature, _LONGEST),
+            )
+            for each in report.patterns[:_MOST_SHOWN]
+        ]  # fmt: skip
+        lines += ["", Table(("quantized", "best gain", "engine", "pattern"), shown, right=(1,))]
+        if (more := len(report.patterns) - len(shown)) > 0:
+            lines.append(f"and {more} more; all with --format json")
     if report.schemes:
         lines.append(f"schemes: {report.schemes}, from anywhere")
     if not rows and not report.schemes:

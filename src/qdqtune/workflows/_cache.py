@@ -8,9 +8,10 @@ from pathlib import Path
 
 from qdqtune._command_configs import CacheConfig
 from qdqtune.graph._files import check_writable
-from qdqtune.records._cache import CacheReport, CacheRow
+from qdqtune.records._cache import CachedPattern, CacheReport, CacheRow
 from qdqtune.records._errors import UsageError
 from qdqtune.search.patterns._pattern_cache import PatternCache
+from qdqtune.search.patterns._pattern_outcomes import PatternOutcome
 from qdqtune.workflows.tuning._cache_folder import FILE, CacheContent, change_folder, read_folder
 from qdqtune.workflows.tuning._folder import PATTERN_CACHE
 
@@ -147,5 +148,18 @@ def _report(path: Path, content: CacheContent) -> CacheReport:
             (info.name, info.version, f"{info.device} ({info.isa})", dialect, quant_type),
             lambda row: replace(row, subgraphs=row.subgraphs + 1),
         )
+    patterns = sorted(
+        map(_pattern, content.patterns.outcomes), key=lambda each: -(each.gain or 0.0)
+    )
     ordered = tuple(rows[key] for key in sorted(rows))
-    return CacheReport(path, ordered, content.patterns.total_schemes, content.damaged)
+    schemes = content.patterns.total_schemes
+    return CacheReport(path, ordered, tuple(patterns), schemes, content.damaged)
+
+
+def _pattern(outcome: PatternOutcome) -> CachedPattern:
+    chosen = [choice for choice in outcome.choices if choice.is_chosen]
+    gains = [choice.gain for choice in chosen if choice.gain is not None]
+    return CachedPattern(
+        outcome.signature, outcome.conditions.engine, len(outcome.choices), len(chosen),
+        max(gains, default=None),
+    )  # fmt: skip

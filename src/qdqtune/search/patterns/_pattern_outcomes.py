@@ -8,6 +8,9 @@ from functools import cached_property
 from qdqtune.records._json_form import Record
 from qdqtune.search.patterns._region_pattern import RegionPattern
 
+# No choice makes a model ten thousand times as fast; a share is a part of 1.
+_LARGEST = 10.0
+
 
 @dataclass(frozen=True)
 class Conditions(Record):
@@ -55,8 +58,10 @@ class ChoiceOutcome(Record):
 
     def check(self) -> None:
         """See `Record.check`."""
-        if self.error < 0.0 or self.share < 0.0:
-            raise ValueError("an error or a share can't be below 0")
+        if not 0.0 <= self.error <= _LARGEST or not 0.0 <= self.share <= _LARGEST:
+            raise ValueError("an error or a share is impossible")
+        if self.gain is not None and abs(self.gain) > _LARGEST:
+            raise ValueError("a gain is impossible")
 
 
 @dataclass(frozen=True)
