@@ -139,6 +139,20 @@ def test_nothing_pays_is_knowledge_too(resnet: Space) -> None:
     assert {trial.stage for trial in told.trials} == {SEEDS}
 
 
+def test_a_seed_that_is_better_by_luck_is_compared_directly(resnet: Space) -> None:
+    best = frozenset(number for number in resnet.everything if number % 3)
+
+    def lucky(trial: Trial, state: State) -> Score:
+        luck = 0.5 if (trial.reference, state) == (frozenset(), resnet.everything) else 0.0
+        return Score(worth(state) - worth(trial.reference) + luck, 0.004)
+
+    prior, seeds = learned(resnet, best), {"all": resnet.everything}
+    told = play_with(resnet, prior, lucky, seeds, "local_search")
+    assert (told.trials[1].reference, told.trials[1].candidates) == (best, (resnet.everything,))
+    assert told.search.best == best
+    assert asked(told) < 10
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_cache_of_an_unrelated_model_costs_little(resnet: Space, seed: int) -> None:
     """It happens to know a few of the patterns, and to be wrong about them."""

@@ -378,7 +378,7 @@ class BayesianSearch(SteppedStrategy):
         float_key = self.space.key(NOTHING)
         keys = {s: (float_key, self.space.key(s), Effort.CONFIRM) for s in self._seeds}
         seeds = {s: self._known[key] for s, key in keys.items() if key in self._known}
-        if self._is_as_expected(seeds):
+        if (yield from self._is_as_expected(seeds)):
             yield from self._explore(self.limits.together * self.limits.sweeps)
         else:
             yield from self._explore(_IDLE_PER_SWEEP * self.limits.sweeps * len(self.space.groups))

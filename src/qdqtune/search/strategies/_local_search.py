@@ -67,7 +67,7 @@ class LocalSearch(SteppedStrategy):
         """Everything it asks, one trial after the other."""
         seeds = yield from self._scores(NOTHING, self._seeds, Effort.CONFIRM, SEEDS)
         best_seed = self._take_best_seed(seeds)
-        if self._is_as_expected(seeds) and (yield from self._is_confirmed()):
+        if (yield from self._is_as_expected(seeds)) and (yield from self._is_confirmed()):
             return
         yield from self._cut(best_seed)
         for name, sets in self._stages().items():

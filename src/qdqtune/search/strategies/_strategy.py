@@ -25,6 +25,8 @@ NOTHING: State = frozenset()
 
 _LARGEST_GAIN = 100.0
 
+# What a seed must be better by, in standard errors, than what a cache suggests.
+_PROBABLE = 1.0
 # Causes for which the seeds are refused, one behind the other, until what is left is given up.
 _MOST_CAUSES = 3
 
@@ -400,23 +402,27 @@ class SteppedStrategy(SearchStrategy):
         self._best_seed = (self.best, self.gain)
         return best
 
-    def _is_as_expected(self, scores: Mapping[State, Score]) -> bool:
+    def _is_as_expected(self, scores: Mapping[State, Score]) -> Stepping[bool]:
         """Begin with what a cache suggests, if it knows the model, and no seed is clearly better.
+
+        One that seems better is compared with it directly: the best of several owes something to
+        luck.
 
         Args:
             scores: Those of the seeds.
         """
-        if self._expected is None:
+        expected, best = self._expected, self.best
+        if expected is None:
             return False
-        own = scores.get(self._expected, Score(0.0, 0.0))
-        better = self.gain - own.gain
-        if own.failure is not None or better > max(own.error, self._error_of_best(scores)):
+        own, rival = scores.get(expected, Score(0.0, 0.0)), scores.get(best, Score(0.0, 0.0))
+        if own.failure is not None:
             return False
-        self.best, self.gain = self._expected, own.gain
+        if rival.gain - own.gain > max(own.error, rival.error):
+            found = yield from self._compare(expected, [best], Effort.CONFIRM, DOUBTS)
+            if best not in found or found[best].certainty > _PROBABLE:
+                return False
+        self.best, self.gain = expected, own.gain
         return True
-
-    def _error_of_best(self, scores: Mapping[State, Score]) -> float:
-        return scores[self.best].error if self.best in scores else 0.0
 
     def _doubtful(self) -> list[State]:
         """Flips that a cache is least sure of, the most promising first; the hopeless are not."""
