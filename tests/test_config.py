@@ -70,6 +70,7 @@ TYPED: dict[str, tuple[list[str], Any]] = {
     "max_benchmarks": (["--max_benchmarks", "7"], 7),
     "qdq_baseline": (["--qdq_baseline", "q.onnx"], "q.onnx"),
     "pattern_cache": (["--pattern_cache", "c.yaml"], "c.yaml"),
+    "cache_dir": (["--cache_dir", "cache"], "cache"),
     "node_filter": (["--node_filter", "a*, b", "--node_filter", "c"], ("a*", "b", "c")),
     "graph_json": (["--workflow", "subgraph", "--graph_json", "g.json"], "g.json"),
     "incremental_validation": (["--workflow", "subgraph", "--no_incremental_validation"], False),

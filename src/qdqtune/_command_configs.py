@@ -162,6 +162,21 @@ class ReportConfig(OverwriteConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CacheConfig(OverwriteConfig):
+    """All options of `qdqtune cache`."""
+
+    TITLE: ClassVar[str] = "what to remove"
+
+    engine: str | None = option(
+        None, NAME, "prune: remove what was found out on this engine", default_text="none"
+    )
+    most: int | None = option(
+        None, whole(0), "prune: keep the newest of the patterns and of the subgraphs, so many each",
+        default_text="all",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompareConfig(EngineConfig, ImageConfig, InputConfig, ProgressConfig):
     """All options of `qdqtune.compare`."""
 

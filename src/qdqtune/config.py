@@ -277,6 +277,10 @@ class SearchConfig(Config):
     pattern_cache: Path | None = option(
         None, PATH, "the pattern cache of another run: also try what it suggests"
     )
+    cache_dir: Path | None = option(
+        None, DIR, "a folder in which runs share what they found out about patterns and subgraphs",
+        default_text="nothing is shared",
+    )  # fmt: skip
     node_filter: Sequence[str] = option(
         (), WILDCARDS,
         "quantize only ops whose names match one of these wildcards, and ops like them",

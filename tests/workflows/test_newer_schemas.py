@@ -35,6 +35,7 @@ FILES = {kind: name for name, kind in READ_AGAIN.items()}
 HEADER = {"model": "m"}
 NOT_READ_AGAIN = {
     "bench",
+    "cache",
     "candidates",
     "conversion",
     "errors",

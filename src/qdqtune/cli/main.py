@@ -23,6 +23,7 @@ _COMMANDS = {
     "verify": "check a tuned model against what its run claims",
     "report": "write a page that shows a tuning run, or several side by side",
     "export": "write a candidate of a tuning run, or what stays float for another tool",
+    "cache": "show, merge or prune what tuning runs found out for others",
     "bench": "time models against each other",
     "compare": "show how far a quantized model is from float, and where",
     "inspect": "show a model's regions, what can be quantized in it, or how an engine runs it",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from qdqtune.graph._index import GraphIndex
 from qdqtune.records._errors import AutotunerError, InvalidSchemeError
 from qdqtune.records._untrusted_files import SCHEMAS
+from qdqtune.search.patterns._pattern_outcomes import PatternOutcome
 from qdqtune.search.patterns._region_pattern import (
     InsertionScheme,
     PatternSchemes,
@@ -18,6 +19,7 @@ from qdqtune.search.patterns._region_pattern import (
     scheme_from_tensors,
 )
 from qdqtune.search.patterns._state_file import YamlFile, read_yaml, write_yaml
+from qdqtune.search.regions._canonical import without_shapes
 from qdqtune.search.regions._region import KeyedList, Region
 
 _log = logging.getLogger(__name__)
@@ -25,14 +27,18 @@ _log = logging.getLogger(__name__)
 
 KIND = "pattern_cache"
 SCHEMA = SCHEMAS[KIND]
+# More would make a file that takes long to read: the oldest ones are dropped.
+_MOST_OUTCOMES = 1000
 _MAKE_AGAIN = "Leave it out: a tuning run writes a new one."
 
 
 class PatternCache:
-    """The fastest schemes of each pattern that differ enough from each other.
+    """The fastest schemes of each pattern that differ enough from each other, and its outcomes.
 
-    A pattern can be stored twice: with types and shapes, and as the structure alone, which other
-    models may share. Counts of patterns and schemes treat both as one.
+    An outcome says what the result of a run quantizes in a pattern, in which form, and what was
+    measured of it; also if all of it stays float. A pattern can be stored twice: with types and
+    shapes, and as the structure alone, which other models may share. Counts of patterns and schemes
+    treat both as one.
 
     Args:
         pattern_schemes: The initial content.
@@ -54,6 +60,7 @@ class PatternCache:
         self.minimum_distance = minimum_distance
         self.max_entries_per_pattern = max_entries_per_pattern
         self._by_signature: dict[str, PatternSchemes] = {}
+        self._outcomes: dict[tuple[str, object], PatternOutcome] = {}
         for each in pattern_schemes:
             self.add_pattern_schemes(each)
 
@@ -73,7 +80,7 @@ class PatternCache:
     @property
     def num_patterns(self) -> int:
         """Number of patterns, ignoring shapes."""
-        return len(self._by_structure())
+        return len({*self._by_structure(), *(each.structure for each in self.outcomes)})
 
     @property
     def total_schemes(self) -> int:
@@ -86,13 +93,38 @@ class PatternCache:
 
     def occurring(self, patterns: Iterable[RegionPattern]) -> int:
         """Count the cached patterns that are among these, ignoring shapes."""
+        known = {*self._by_signature, *(each.structure for each in self.outcomes)}
         return len(
             {
                 each.structure.signature
                 for each in patterns
-                if self.has_pattern(each.signature) or self.has_pattern(each.structure.signature)
+                if not known.isdisjoint((each.signature, each.structure.signature))
             }
         )
+
+    @property
+    def outcomes(self) -> tuple[PatternOutcome, ...]:
+        """What runs found out about patterns, the newest last."""
+        return tuple(self._outcomes.values())
+
+    def outcomes_of(self, signature: str) -> list[PatternOutcome]:
+        """Return the outcomes of a pattern and of those with the same structure."""
+        structure = without_shapes(signature)
+        return [each for each in self._outcomes.values() if each.structure == structure]
+
+    def add_outcome(self, outcome: PatternOutcome) -> None:
+        """Add an outcome; it replaces an older one, unless only that run was finished."""
+        known = self._outcomes.get(outcome.key)
+        if known is not None and known.is_settled and not outcome.is_settled:
+            return
+        self._outcomes.pop(outcome.key, None)
+        self._outcomes[outcome.key] = outcome
+        for key in list(self._outcomes)[:-_MOST_OUTCOMES]:
+            del self._outcomes[key]
+
+    def keep_outcomes(self, is_kept: Callable[[PatternOutcome], bool]) -> None:
+        """Remove all other outcomes."""
+        self._outcomes = {key: each for key, each in self._outcomes.items() if is_kept(each)}
 
     def get_pattern_schemes(self, pattern_signature: str) -> PatternSchemes | None:
         """Return the schemes of a pattern; None if there are none."""
@@ -141,6 +173,9 @@ class PatternCache:
         for each in other.pattern_schemes:
             if not (prefer_existing and self.has_pattern(each.pattern_signature)):
                 self.add_pattern_schemes(each)
+        newest = dict(self._outcomes) if prefer_existing else {}
+        for outcome in (*other.outcomes, *newest.values()):
+            self.add_outcome(outcome)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the serialized form."""
@@ -150,6 +185,7 @@ class PatternCache:
             "minimum_distance": self.minimum_distance,
             "max_entries_per_pattern": self.max_entries_per_pattern,
             "pattern_schemes": [each.to_dict() for each in self._by_signature.values()],
+            **({"outcomes": [each.to_dict() for each in self.outcomes]} if self._outcomes else {}),
         }
 
     @classmethod
@@ -162,6 +198,11 @@ class PatternCache:
         cache = cls._empty(body)
         for entry in _entries({"pattern_schemes": [], **body}):
             cache.add_pattern_schemes(PatternSchemes.from_dict(entry))
+        for entry in _entries(body, "outcomes"):
+            try:
+                cache.add_outcome(PatternOutcome.from_dict(entry))
+            except (LookupError, TypeError, ValueError) as error:
+                raise AutotunerError(f"An outcome is damaged: {error}.", _MAKE_AGAIN) from None
         return cache
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -184,11 +225,17 @@ class PatternCache:
         file.check_kind(KIND, _MAKE_AGAIN)
         try:
             cache = cls._empty(file.body)
-            entries = _entries(file.body)
+            entries, outcomes = _entries(file.body), _entries(file.body, "outcomes")
         except AutotunerError as error:
             raise AutotunerError(f"{file.path}: {error.what}", _MAKE_AGAIN) from None
         for number, entry in enumerate(entries):
             cache._take(file, number, entry)
+        for number, entry in enumerate(outcomes):
+            try:
+                cache.add_outcome(PatternOutcome.from_dict(entry))
+            except (LookupError, TypeError, ValueError) as error:
+                where = file.where("outcomes", number)
+                _log.warning("%s: a damaged outcome is left out: %s", where, error)
         return cache
 
     @classmethod
@@ -244,10 +291,11 @@ class PatternCache:
         return kept
 
 
-def _entries(body: Mapping[str, Any]) -> list[Any]:
-    entries = body.get("pattern_schemes")
+def _entries(body: Mapping[str, Any], name: str = "pattern_schemes") -> list[Any]:
+    """Return a list in a file; versions without outcomes had no list of them."""
+    entries = body.get(name, [] if name == "outcomes" else None)
     if not isinstance(entries, list):
-        raise AutotunerError("It holds no list of patterns (pattern_schemes).", _MAKE_AGAIN)
+        raise AutotunerError(f"It holds no list of patterns ({name}).", _MAKE_AGAIN)
     return entries
 
 

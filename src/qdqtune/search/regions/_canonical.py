@@ -32,11 +32,21 @@ _QUOTED_OR_SHAPES = re.compile(
     rf"|(?<!:):{_LABEL}"
     rf"|(?<=\))=(?!>)(?:{_LABEL}|-)(?:;(?:{_LABEL}|-))*"
 )
+_DIMS = re.compile(r"\[([\dx?*]*)\]")
+_DIGITS = 18  # of a dim, at most: a signature may come from a file
 
 
 def without_shapes(signature: str) -> str:
     """Remove types and shapes from a signature; one without them is returned unchanged."""
     return _QUOTED_OR_SHAPES.sub(lambda found: found.group(1) or "", signature)
+
+
+def dims_in(signature: str) -> tuple[int, ...]:
+    """All dims of the shapes in a signature, in order; unknown ones are 0."""
+    shapes = (found[0] for found in _QUOTED_OR_SHAPES.finditer(signature) if not found[1])
+    labels = (label for text in shapes for label in _DIMS.findall(text) if label)
+    dims = (dim[:_DIGITS] for label in labels for dim in label.split("x"))
+    return tuple(int(dim) if dim.isdecimal() else 0 for dim in dims)
 
 
 #: A tensor of a structure: the vertex that makes it, and which output.

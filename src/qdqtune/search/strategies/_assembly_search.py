@@ -17,6 +17,7 @@ from qdqtune.config import SUBGRAPH
 from qdqtune.records._tuning import Batch
 from qdqtune.search._space import State
 from qdqtune.search.strategies._strategy import (
+    DOUBTS,
     NOTHING,
     SEEDS,
     Effort,
@@ -39,7 +40,6 @@ from qdqtune.search.subgraphs._choices import Choices
 
 SCHEMES = "schemes"
 BATCHES = "batches"
-DOUBTS = "doubts"
 WITHOUT_REFUSED = "{} without what has no kernel"
 _LAST = "against the best seed"
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from qdqtune.search._prior import Prior
 from qdqtune.search._space import Space, State
 from qdqtune.search.strategies._strategy import (
     NOTHING,
@@ -47,6 +48,8 @@ _BOUNDARY_COSTS = 0.1
 # parts of the float model's latency.
 _LEAST_SHARE = 0.02
 _LEAST_BOUNDARY = 0.015
+# What remains unsure of a group whose gain is known from elsewhere.
+_LEAST_DOUBT = 0.05
 # All of them may be twice as large, and what is a choice's own is this or that: what was measured
 # decides. Choices share half of it when they differ in four groups.
 _SCALES = (1.0, 2.0)
@@ -92,9 +95,10 @@ class BayesianLinearModel:
 
     Args:
         space: The choices.
+        prior: What a pattern cache knows of them.
     """
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: Space, prior: Prior | None = None) -> None:
         self._count = len(space.groups)
         self.pairs = space.pairs
         self._first = np.array([i for i, _ in self.pairs], dtype=np.intp)
@@ -112,6 +116,12 @@ class BayesianLinearModel:
         self._variances: Floats = np.concatenate(deviations) ** 2
         costs = -_BOUNDARY_COSTS * at_boundary
         self._expected: Floats = np.concatenate((np.zeros(len(alike) + self._count), costs))
+        for number, estimate in (prior.of(space) if prior is not None else {}).items():
+            if estimate.gain is not None and estimate.is_same:  # others say nothing of it
+                self._alike[:, number] = 0.0
+                self._expected[len(alike) + number] = estimate.gain * space.potential[number]
+                error = max(_LEAST_DOUBT, estimate.error) * stakes[number]
+                self._variances[len(alike) + number] = error**2
         self._observed: list[_Observed] = []
         self._trials = 0
         self._widths = tuple(itertools.product(_SCALES, _OWN))
@@ -356,7 +366,7 @@ class BayesianSearch(SteppedStrategy):
     def __init__(self, task: SearchTask) -> None:
         super().__init__(task)
         self._generator = np.random.default_rng(task.seed)
-        self._regression = BayesianLinearModel(self.space)
+        self._regression = BayesianLinearModel(self.space, task.prior)
         self._timed: dict[str, State] = {self.space.key(NOTHING): NOTHING}
         self._failed: set[str] = set()
 
@@ -365,13 +375,19 @@ class BayesianSearch(SteppedStrategy):
         if not self.space.groups:
             return
         yield from self._compare_with_best(self._seeds, Effort.CONFIRM, SEEDS)
-        yield from self._explore()
+        float_key = self.space.key(NOTHING)
+        keys = {s: (float_key, self.space.key(s), Effort.CONFIRM) for s in self._seeds}
+        seeds = {s: self._known[key] for s, key in keys.items() if key in self._known}
+        if (yield from self._is_as_expected(seeds)):
+            yield from self._explore(self.limits.together * self.limits.sweeps)
+        else:
+            yield from self._explore(_IDLE_PER_SWEEP * self.limits.sweeps * len(self.space.groups))
         yield from self._compare_with_rivals()
         yield from self._drop_what_does_not_pay()
         self.is_cut_short |= not self._room
 
-    def _explore(self) -> Steps:
-        idle, patience = 0, _IDLE_PER_SWEEP * self.limits.sweeps * len(self.space.groups)
+    def _explore(self, patience: int) -> Steps:
+        idle = 0
         while idle < patience and self._room > _RESERVED:
             states, effort = self._most_promising(self._room - _RESERVED)
             if not states:

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 
 from qdqtune.search._space import State
 from qdqtune.search.strategies._strategy import (
+    DOUBTS,
     NOTHING,
     SEEDS,
     Effort,
@@ -44,6 +45,8 @@ _NEARER = 0.08
 _FIRST = "op types"
 # Sizes of the connected sets that are flipped when everything smaller was tried.
 _NEIGHBOURHOODS = (2, 3, 5, 8)
+# Rounds of doubts before a search takes its usual course, by its patience.
+_MOST_DOUBTS = 3
 # The last steps, and the candidates that they may need.
 _LAST = ("backward", "against the best seed")
 _RESERVED = len(_LAST)
@@ -63,7 +66,10 @@ class LocalSearch(SteppedStrategy):
     def steps(self) -> Steps:
         """Everything it asks, one trial after the other."""
         seeds = yield from self._scores(NOTHING, self._seeds, Effort.CONFIRM, SEEDS)
-        yield from self._cut(self._take_best_seed(seeds))
+        best_seed = self._take_best_seed(seeds)
+        if (yield from self._is_as_expected(seeds)) and (yield from self._is_confirmed()):
+            return
+        yield from self._cut(best_seed)
         for name, sets in self._stages().items():
             self._fruitless = 0
             before = self.best
@@ -75,6 +81,21 @@ class LocalSearch(SteppedStrategy):
         yield from self._drop_what_does_not_pay()
         yield from self._compare_with_best_seed(_LAST[1])
         self.is_cut_short |= not self._room
+
+    def _is_confirmed(self) -> Stepping[bool]:
+        """Flip what a cache is least sure of, until that brings nothing; False if it never ends."""
+        fruitless = 0
+        for _ in range(_MOST_DOUBTS * self.limits.sweeps):
+            before, doubtful = self.best, self._doubtful()[: self.limits.together]
+            scores = yield from self._scores(before, doubtful, Effort.SCREEN, DOUBTS)
+            promising = [state for state in scores if scores[state].certainty > _PROBABLE]
+            promising.sort(key=lambda state: -scores[state].certainty)
+            yield from self._take_best_part([state ^ before for state in promising], DOUBTS)
+            fruitless = 0 if self.best != before else fruitless + 1
+            self.is_cut_short = self._room <= _RESERVED
+            if self.is_cut_short or not doubtful or fruitless >= self.limits.sweeps:
+                return True
+        return False
 
     def _cut(self, whole: State) -> Steps:
         """Keep what comes after some depth of a choice, then what comes before another."""
@@ -153,10 +174,13 @@ class LocalSearch(SteppedStrategy):
         return self._by_share(worth)
 
     def _by_share(self, sets: Iterable[State]) -> list[State]:
-        share = self.space.potential
+        """Sets that are worth it, those with the largest share first; the hopeless come last."""
+        share, prior = self.space.potential, self.task.prior
+        hopes = prior.hopes(self.space, self.best) if prior is not None else [0.0] * len(share)
         worth = {one: sum(share[number] for number in one) for one in sets}
         return sorted(
-            (one for one in worth if worth[one] >= _LEAST_SHARE), key=lambda one: -worth[one]
+            (one for one in worth if worth[one] >= _LEAST_SHARE),
+            key=lambda one: (all(hopes[number] < 0.0 for number in one), -worth[one]),
         )
 
     def _try(self, sets: Sequence[State], stage: str) -> Steps:

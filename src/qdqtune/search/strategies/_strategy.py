@@ -11,16 +11,22 @@ from typing import ClassVar, TypeVar
 
 from qdqtune.config import REGION
 from qdqtune.records._tuning import Batch
+from qdqtune.search._prior import Prior
 from qdqtune.search._space import Space, State
 
 SEEDS = "seeds"
 """The stage of the first trials: whole-model choices against the float model."""
+
+DOUBTS = "doubts"
+"""The stage in which flips are tried that a cache, or the costs of subgraphs, are not sure of."""
 
 NOTHING: State = frozenset()
 """The float model."""
 
 _LARGEST_GAIN = 100.0
 
+# What a seed must be better by, in standard errors, than what a cache suggests.
+_PROBABLE = 1.0
 # Causes for which the seeds are refused, one behind the other, until what is left is given up.
 _MOST_CAUSES = 3
 
@@ -127,6 +133,7 @@ class SearchTask:
         limits: How much it may do.
         seed: Decides what chance decides.
         allows: Whether a choice is worth a benchmark: it may be accurate enough.
+        prior: What a pattern cache knows of the choices, if there is one.
     """
 
     space: Space
@@ -134,6 +141,7 @@ class SearchTask:
     limits: Limits = Limits()
     seed: int = 0
     allows: Callable[[State], bool] = _anything
+    prior: Prior | None = None
 
     workflow: ClassVar[str] = REGION
     """The workflow that such a task is part of."""
@@ -232,6 +240,11 @@ class SteppedStrategy(SearchStrategy):
         self._seeds = list(dict.fromkeys(map(task.space.closed, task.seeds.values())))
         self._best_seed: tuple[State, float] = (NOTHING, 0.0)
         self._known: dict[tuple[str, str, Effort], Score] = {}
+        prior = task.prior
+        # A known choice that was left out of the seeds is not accurate enough.
+        known = None if prior is None else task.space.closed(prior.state(task.space))
+        is_sure = prior is not None and prior.is_sure(task.space)
+        self._expected = known if is_sure and known in (NOTHING, *self._seeds) else None
         self._steps: Steps | None = None
         self._trials: Sequence[Trial] = ()
         self._told: dict[Trial, Sequence[Score]] = {}
@@ -388,6 +401,39 @@ class SteppedStrategy(SearchStrategy):
             self._accept(best, scores[best].gain)
         self._best_seed = (self.best, self.gain)
         return best
+
+    def _is_as_expected(self, scores: Mapping[State, Score]) -> Stepping[bool]:
+        """Begin with what a cache suggests, if it knows the model, and no seed is clearly better.
+
+        One that seems better is compared with it directly: the best of several owes something to
+        luck.
+
+        Args:
+            scores: Those of the seeds.
+        """
+        expected, best = self._expected, self.best
+        if expected is None:
+            return False
+        own, rival = scores.get(expected, Score(0.0, 0.0)), scores.get(best, Score(0.0, 0.0))
+        if own.failure is not None:
+            return False
+        if rival.gain - own.gain > max(own.error, rival.error):
+            found = yield from self._compare(expected, [best], Effort.CONFIRM, DOUBTS)
+            if best not in found or found[best].certainty > _PROBABLE:
+                return False
+        self.best, self.gain = expected, own.gain
+        return True
+
+    def _doubtful(self) -> list[State]:
+        """Flips that a cache is least sure of, the most promising first; the hopeless are not."""
+        if self.task.prior is None:
+            return []
+        hopes = self.task.prior.hopes(self.space, self.best)
+        every = self.space.everything | self.space.other_forms
+        flips = sorted((n for n in every if hopes[n] > self.limits.least_gain),
+                       key=lambda number: (-hopes[number], number))  # fmt: skip
+        states = dict.fromkeys(self.space.switched(self.best, frozenset({n})) for n in flips)
+        return [each for each in states if self._is_new(self.best, each, Effort.SCREEN)]
 
     def _accept(self, state: State, gain: float) -> None:
         """Let a choice be the incumbent."""

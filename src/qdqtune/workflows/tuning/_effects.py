@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Set
 from typing import Any, NamedTuple
 
 from qdqtune.search._space import Form, Space, State
+from qdqtune.search.patterns._pattern_outcomes import ChoiceOutcome, Conditions, PatternOutcome
+from qdqtune.search.patterns._region_pattern import PatternView
 from qdqtune.workflows.tuning._journal_format import decode
 
 # Standard errors in the interval that is shown.
@@ -126,6 +128,15 @@ class GroupEffects:
         """Count what was changed; another form of the same ops is one change, not two."""
         return len({self._space.groups[number].nodes[0] for number in changed})
 
+    def alone(self, number: int) -> Effect | None:
+        """Return the comparison of two candidates of which one has this group float, if any.
+
+        They differ in nothing else.
+        """
+        effect = self._best.get(number)
+        is_alone = effect is not None and not effect.others and not effect.instead
+        return effect if is_alone else None
+
     def text(self, number: int, *, is_chosen: bool) -> str:
         """Say why a group is quantized, or why not.
 
@@ -200,6 +211,41 @@ class GroupEffects:
     def _others(self, key: str) -> int:
         """Count in how many choices a candidate differs from the result, besides one."""
         return self._choices_in(self._states[key] ^ self._states[self._result]) - 1
+
+
+def pattern_outcomes(
+    space: Space,
+    views: Iterable[PatternView],
+    chosen: State,
+    effects: GroupEffects,
+    conditions: Conditions,
+    *,
+    is_settled: bool,
+) -> list[PatternOutcome]:
+    """Return what a run found out about each pattern that has choices.
+
+    Args:
+        space: The choices that regions have.
+        views: The model's patterns.
+        chosen: What the result quantizes.
+        effects: What was measured of single choices.
+        conditions: Where it was measured.
+        is_settled: Whether the search went on until it was finished.
+    """
+    choices: dict[str, list[ChoiceOutcome]] = {}
+    for number, group in enumerate(space.groups):
+        effect, share = effects.alone(number), space.potential[number]
+        evidence = (effect.gain, effect.error, share) if effect is not None else ()
+        outcome = ChoiceOutcome(group.role, group.form.value, number in chosen, *evidence)
+        choices.setdefault(group.pattern, []).append(outcome)
+    return [
+        PatternOutcome(
+            view.pattern.signature, view.pattern.size, conditions, is_settled,
+            tuple(choices[view.pattern.signature]),
+        )
+        for view in views
+        if view.pattern.signature in choices
+    ]  # fmt: skip
 
 
 def _change(gain: float) -> str:

@@ -24,7 +24,9 @@ from qdqtune.records._inputs import request_of
 from qdqtune.records._measurement import LayerTime
 from qdqtune.records._placement import Placement
 from qdqtune.records._tuning import FINISHED, INTERRUPTED
-from qdqtune.search._space import Form, Space, State
+from qdqtune.search._prior import Prior, prior_of
+from qdqtune.search._space import Form, Grouping, Space, State
+from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.search.strategies._assembly_search import SubgraphTask
 from qdqtune.search.strategies._registry import make_strategy
 from qdqtune.search.strategies._strategy import Limits, Score, SearchStrategy, SearchTask, Trial
@@ -41,6 +43,12 @@ from qdqtune.search.subgraphs._quantizable_groups import (
 from qdqtune.workflows._sample_provider import static_shapes
 from qdqtune.workflows.tuning import _folder as names
 from qdqtune.workflows.tuning._baseline import Baseline, Calibration
+from qdqtune.workflows.tuning._cache_folder import (
+    CacheContent,
+    StoredSubgraph,
+    add_to_folder,
+    subgraph_conditions,
+)
 from qdqtune.workflows.tuning._layer_groups import find_engine_groups, layer_files
 from qdqtune.workflows.tuning._preflight import AS_GIVEN, layers_told, seeds_of
 from qdqtune.workflows.tuning._run_records import TuningRun
@@ -126,13 +134,28 @@ def region_problem(run: TuningRun, baseline: Baseline, calibration: Calibration)
         with at_shapes(index.model, run.provider.shapes):  # for a guess from sizes
             journal.keep_shares(shares_of_latency(index, layers))
     space = Space(calibration.planner, grouping.groups, journal.shares or {})
-    seeds = seeds_of(space, run.given, grouping)
+    prior = _prior(run, grouping)
+    if run.shared is not None:
+        known = len(prior.of(space)) if prior is not None else 0
+        told = f"{known} of {len(space.groups)} choices are known from other runs"
+        run.reporter.tell("cache", told)
+    seeds = seeds_of(space, run.given, grouping, prior)
     limits = request.preset.limits(
         len(space.groups), grouping.patterns,
         request.config.max_benchmarks, request.config.schemes_per_region,
     )  # fmt: skip
-    task = SearchTask(space, seeds, limits, request.config.seed)
+    task = SearchTask(space, seeds, limits, request.config.seed, prior=prior)
     return SearchProblem(space, make_strategy(task, request.config.strategy), seeds)
+
+
+def _prior(run: TuningRun, grouping: Grouping) -> Prior | None:
+    """Return what other runs found out about the choices in the model."""
+    caches = [run.pattern_cache, run.shared.patterns if run.shared is not None else None]
+    known = PatternCache()
+    for cache in caches:
+        if cache is not None:
+            known.merge(cache)
+    return prior_of(grouping.groups, known, run.conditions)
 
 
 RAW = "raw"
@@ -258,6 +281,7 @@ def subgraph_problem(run: TuningRun, baseline: Baseline, calibration: Calibratio
                 run, cache, calibration.inserter, planner, index, dims, ranges
             )
             stopped = profiler.profile_all(subgraphs, _most(run), measure_float=not is_slow)
+            _share(run, profiler)
             done = replace(
                 done, benchmarks=profiler.benchmarks, failed=profiler.failed, stopped=stopped
             )
@@ -275,6 +299,20 @@ def subgraph_problem(run: TuningRun, baseline: Baseline, calibration: Calibratio
         space = Space(planner, (), {})
         done = replace(done, stopped=INTERRUPTED)
         return SearchProblem(space, make_strategy(SearchTask(space)), {}, done)
+
+
+def _share(run: TuningRun, profiler: SubgraphProfiler) -> None:
+    """Let runs of other models know the subgraphs that this one has timed."""
+    folder = run.request.config.cache_dir
+    if folder is None or profiler.ranges or not profiler.added:
+        return
+    conditions = subgraph_conditions(run.header)
+
+    def keep(content: CacheContent) -> None:
+        for each in profiler.added:
+            content.add_subgraph(StoredSubgraph(conditions, each))
+
+    add_to_folder(Path(folder), keep)
 
 
 def _assembly_problem(
@@ -362,7 +400,8 @@ def _problem_without_subgraphs(
 
 def _seeds(run: TuningRun, calibration: Calibration, space: Space) -> dict[str, State]:
     """The assemblies to compare with; they quantize ops as a whole, never their weights alone."""
-    found = seeds_of(space, run.given, calibration.grouping)
+    grouping = calibration.grouping
+    found = seeds_of(space, run.given, grouping, _prior(run, grouping))
     weights = space.in_form(Form.WEIGHTS)
     return {name: state - weights for name, state in found.items() if name not in NOT_TRIED}
 

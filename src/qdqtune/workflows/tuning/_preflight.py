@@ -31,6 +31,7 @@ from qdqtune.records._placement import Edge, Placement
 from qdqtune.records._tuning import TimeEstimate
 from qdqtune.rules._order import draft_placement
 from qdqtune.rules._placement_draft import Constraints
+from qdqtune.search._prior import Prior
 from qdqtune.search._space import Form, Group, Grouping, Space, State, group_ops
 from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.workflows._arguments import constraints_of
@@ -67,7 +68,6 @@ _IN_FLOAT32 = (
     "It can't be compared with what it would become. Make it float32 first, and tune that: "
     "`qdqtune convert --to fp32`."
 )
-_NOTHING: State = frozenset()
 _LEAST_FOR_OPENING_S = 30.0
 # How much longer than the float model another form of it may take to build.
 _TIMES_FLOAT = 20.0
@@ -179,16 +179,23 @@ def with_ranges(
     return replace(grouping, groups=tuple(kept))
 
 
-def seeds_of(space: Space, given: Mapping[str, Placement], grouping: Grouping) -> dict[str, State]:
+def seeds_of(
+    space: Space,
+    given: Mapping[str, Placement],
+    grouping: Grouping,
+    prior: Prior | None = None,
+) -> dict[str, State]:
     """Return the whole-model choices to start from.
 
     Args:
         space: The search space.
         given: What is quantized in existing Q/DQ files, by the name of the seed.
-        grouping: Has the choices of the rules and of a pattern cache.
+        grouping: Has the choices of the rules, and the best schemes of a pattern cache.
+        prior: What such a cache knows of the choices; its suggestion comes first.
     """
     blankets = (space.everything, space.weighted(), space.of_ops(WEIGHTED_OPS | _BETWEEN))
     seeds = {
+        **({PATTERN_CACHE: prior.state(space)} if prior is not None else {}),
         **dict(zip(STATIC_BLANKETS, blankets, strict=True)),
         "rules": frozenset(
             number
@@ -207,8 +214,8 @@ def seeds_of(space: Space, given: Mapping[str, Placement], grouping: Grouping) -
         seeds[name] = space.switched(static, _in_other_forms(space, placement))
         if not seeds[name]:
             _logger.warning("%s: nothing of what it quantizes can be quantized here", name)
-    cached = grouping.cached
-    seeds[PATTERN_CACHE] = _like(space, cached) if cached else _NOTHING
+    if prior is None and grouping.cached:
+        seeds[PATTERN_CACHE] = _like(space, grouping.cached)
     return {name: state for name, state in seeds.items() if state}
 
 

@@ -28,6 +28,7 @@ from qdqtune.records._ranges import CalibrationSource
 from qdqtune.records._tuning import Summary
 from qdqtune.search._config import Config
 from qdqtune.search.patterns._pattern_cache import PatternCache
+from qdqtune.search.patterns._pattern_outcomes import PatternOutcome
 from qdqtune.search.patterns._region_pattern import InsertionScheme, PatternSchemes, PatternView
 from qdqtune.search.patterns._state_file import pattern_cache_path, read_state, write_state
 from qdqtune.search.strategies._strategy import speedup_of
@@ -143,6 +144,7 @@ class Snapshots:
         best: Candidate,
         baseline_ms: float,
         measurements: Iterable[str] = (),
+        outcomes: Iterable[PatternOutcome] = (),
     ) -> list[list[TriedScheme]]:
         """Write both files.
 
@@ -157,6 +159,7 @@ class Snapshots:
             best: The best candidate; if it is not among them, it comes last.
             baseline_ms: Latency of the float model.
             measurements: Lines of the journal, for a run that continues elsewhere.
+            outcomes: What the run found out about patterns, if it has ended.
 
         Returns:
             The schemes tried for each pattern.
@@ -188,7 +191,10 @@ class Snapshots:
             header=self.header,
             measurements=measurements,
         )
-        self._cache(patterns).save(pattern_cache_path(self.path))
+        cache = self._cache(patterns)
+        for outcome in outcomes:
+            cache.add_outcome(outcome)
+        cache.save(pattern_cache_path(self.path))
         end_s = time.monotonic()
         self._due_s = end_s + max(_EVERY_S, _TIMES_COST * (end_s - start_s))
         return tried_of

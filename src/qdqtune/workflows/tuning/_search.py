@@ -27,10 +27,12 @@ from qdqtune.records._measurement import LayerTime, Measurement
 from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import RangeMethod
 from qdqtune.records._tuning import BY_BUDGET, BY_COUNT, ENGINE_FAILED, FINISHED, INTERRUPTED
-from qdqtune.search._space import State
+from qdqtune.search._space import Space, State
+from qdqtune.search.patterns._pattern_outcomes import PatternOutcome
 from qdqtune.search.patterns._region_pattern import PatternView
 from qdqtune.search.strategies._strategy import SEEDS, Effort, Score, Trial, speedup_of
 from qdqtune.workflows.tuning._baseline import Baseline, Calibration
+from qdqtune.workflows.tuning._effects import GroupEffects, pattern_outcomes
 from qdqtune.workflows.tuning._final_round import Objective
 from qdqtune.workflows.tuning._finalists import AccuratePart, Finalists
 from qdqtune.workflows.tuning._journal import Journal
@@ -207,22 +209,44 @@ class CandidateEvaluator:
         self.journal.keep_file(key, model_digest(file, base.store.digest_of))
         return file
 
-    def take_snapshot(self, best: Candidate, baseline_ms: float) -> None:
+    def take_snapshot(
+        self, best: Candidate, baseline_ms: float, outcomes: Sequence[PatternOutcome] = ()
+    ) -> None:
         """Write the state and the logs of schemes, as of now.
 
         Args:
             best: The best candidate.
             baseline_ms: Latency of the float model.
+            outcomes: What the run found out about patterns, if it has ended.
         """
         views = [view for view in self.calibration.grouping.views if view.edges]
         planner = self.problem.space.planner
         known = (state for state, found in self._tried.items() if found is not None)
         candidates = [self.candidate_of(state) for state in known]
         tried = self.run.snapshots.write(
-            planner, views, candidates, best, baseline_ms, self.journal.kept_lines
+            planner, views, candidates, best, baseline_ms, self.journal.kept_lines, outcomes
         )
         self.run.logs.write_schemes(views, tried)
         self.schemes_tried = list(zip(views, tried, strict=True))
+
+    def pattern_outcomes(self, result: Placement, *, is_settled: bool) -> list[PatternOutcome]:
+        """Return what the run found out about each pattern.
+
+        Args:
+            result: The placement that it returns.
+            is_settled: Whether the search went on until it was finished.
+        """
+        grouping, space = self.calibration.grouping, self.problem.space
+        lines: tuple[str, ...] = ()
+        if space.groups == grouping.groups:
+            lines = tuple(self.journal.kept_lines)
+        else:  # units of subgraphs
+            space = Space(self.calibration.planner, grouping.groups, {})
+        effects = GroupEffects(space, lines, result.digest())
+        return pattern_outcomes(
+            space, grouping.views, space.nearest(result), effects, self.run.conditions,
+            is_settled=is_settled,
+        )  # fmt: skip
 
     def candidate_of(self, state: State) -> Candidate:
         """Return a choice as a candidate; one that was never measured counts as float."""

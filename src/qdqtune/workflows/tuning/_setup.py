@@ -32,7 +32,9 @@ from qdqtune.records._measurement import EngineInfo
 from qdqtune.records._placement import Placement
 from qdqtune.records._precision import AUTO
 from qdqtune.records._tuning import AS_GIVEN as UNCHANGED
+from qdqtune.records._untrusted_files import real_path
 from qdqtune.search.patterns._pattern_cache import PatternCache
+from qdqtune.search.patterns._pattern_outcomes import Conditions
 from qdqtune.search.patterns._state_file import read_state
 from qdqtune.workflows._bench import engine_info
 from qdqtune.workflows._convert import FloatForm, convert_to, told_options, wanted_type
@@ -45,6 +47,7 @@ from qdqtune.workflows._source_model import (
     dynamic_ops_in,
     open_source,
 )
+from qdqtune.workflows.tuning._cache_folder import CacheContent, change_folder
 from qdqtune.workflows.tuning._folder import (
     BASELINE,
     ENGINE_LOG,
@@ -159,6 +162,7 @@ class TuningTarget(RunContext):
         given: What is quantized in existing Q/DQ files of it, by the name of the seed.
         pattern_cache: Schemes that other runs found for patterns.
         float_metric: The user's metric of the original model; None without a metric.
+        shared: The content of the user's cache folder, if any.
     """
 
     request: TuneRequest
@@ -172,6 +176,17 @@ class TuningTarget(RunContext):
     given: Mapping[str, Placement]
     pattern_cache: PatternCache | None
     float_metric: float | None
+    shared: CacheContent | None
+
+    @property
+    def conditions(self) -> Conditions:
+        """Where patterns are measured."""
+        info, request = self.info, self.request
+        threads = "" if info.threads is None else f", {info.threads} threads"
+        device = f"{info.device} ({info.isa}){threads}"
+        return Conditions(
+            info.name, info.version, device, request.dialect.name, request.config.quant_type
+        )
 
 
 def setup(
@@ -189,6 +204,7 @@ def setup(
         QdqtuneError: For any error that the user can act on.
     """
     reporter, engine = ctx.reporter, ctx.engine
+    shared = _shared_cache(request.config)
     given = given_placements(request, source, reporter.tell)
     check_first(request, source, ctx.folder)
     float_metric = _evaluate_float(ctx, request)
@@ -218,6 +234,7 @@ def setup(
         given=given,
         pattern_cache=_given_cache(request.config.pattern_cache),
         float_metric=float_metric,
+        shared=shared,
     )
 
 
@@ -353,6 +370,25 @@ def _given_cache(path: str | os.PathLike[str] | None) -> PatternCache | None:
     except AutotunerError as error:
         _logger.warning("%s The search begins without it.", error.what)
     return None
+
+
+def _shared_cache(config: TuneConfig) -> CacheContent | None:
+    """Open the user's cache folder, so that one that can't be written to is refused at once.
+
+    Raises:
+        OutputError: If it can't be written to.
+        UsageError: If it can't be read, or is in use.
+    """
+    if config.cache_dir is None:
+        return None
+    if real_path(config.cache_dir) == real_path(config.output_dir):
+        raise UsageError(
+            f"{config.cache_dir} is both --cache_dir and --output_dir.",
+            "Give the cache a folder of its own.",
+        )
+    found: list[CacheContent] = []
+    change_folder(Path(config.cache_dir), found.append)
+    return found[0]
 
 
 def given_placements(

@@ -53,6 +53,7 @@ from qdqtune.records._tuning import (
 from qdqtune.search.strategies._strategy import Effort
 from qdqtune.search.subgraphs._quantizable_groups import NONE, Content, Subgraph, placement_inside
 from qdqtune.workflows._sample_provider import shape_arguments
+from qdqtune.workflows.tuning._cache_folder import subgraph_conditions
 from qdqtune.workflows.tuning._folder import SUBGRAPHS
 from qdqtune.workflows.tuning._run_records import TuningRun
 from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache
@@ -89,6 +90,7 @@ class SubgraphProfiler:
         ranges: Smallest and largest shapes of tensors, if given.
         benchmarks: Forms of subgraphs that were built and timed.
         failed: Number of forms that the engine refused.
+        added: Times of subgraphs that were not known before.
     """
 
     run: TuningRun
@@ -100,6 +102,7 @@ class SubgraphProfiler:
     ranges: Mapping[str, Shapes]
     benchmarks: int = field(default=0, init=False)
     failed: int = field(default=0, init=False)
+    added: list[SubgraphTimes] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self._store = WeightStore(self.run.folder / SUBGRAPHS, keep_index=True)
@@ -121,6 +124,7 @@ class SubgraphProfiler:
         """
         cache, reporter = self.cache, self.run.reporter
         cache.describe({subgraph.key: self._details(subgraph) for subgraph in subgraphs})
+        self._use_shared(subgraphs, measure_float=measure_float)
         missing = [subgraph for subgraph in subgraphs if not self._is_known(subgraph)]
         missing.sort(key=lambda subgraph: -self._share_ms(subgraph))
         known = len(subgraphs) - len(missing)
@@ -135,11 +139,10 @@ class SubgraphProfiler:
                 if spent_s + longest_s > plan.limit_s:
                     return BY_BUDGET
                 began = time.monotonic()
-                float_ms = self._share_ms(subgraph) / len(subgraph.groups)
-                is_told = float_ms and not measure_float and not self._shares_layer(subgraph)
-                is_told = is_told and float_ms >= self._least_ms(subgraph.content)
-                times = self.profile(subgraph, values, float_ms if is_told else None)
+                float_ms = self._told_float_ms(subgraph, measure_float=measure_float)
+                times = self.profile(subgraph, values, float_ms)
                 cache.keep_subgraph(times)
+                self.added.append(times)
                 took_s = time.monotonic() - began
                 spent_s += took_s
                 longest_s = max(longest_s if done > 1 else 0.0, took_s)  # the first was a guess
@@ -151,6 +154,35 @@ class SubgraphProfiler:
             return INTERRUPTED
         cache.keep_profiled()
         return FINISHED
+
+    def _told_float_ms(self, subgraph: Subgraph, *, measure_float: bool) -> float | None:
+        """Return the time of a subgraph in the float model, if that need not be measured alone."""
+        float_ms = self._share_ms(subgraph) / len(subgraph.groups)
+        is_told = float_ms and not measure_float and not self._shares_layer(subgraph)
+        is_told = is_told and float_ms >= self._least_ms(subgraph.content)
+        return float_ms if is_told else None
+
+    def _use_shared(self, subgraphs: Sequence[Subgraph], *, measure_float: bool) -> None:
+        """Take what runs of other models found out about subgraphs of equal content.
+
+        With a range of shapes, equal content may have been built for another range.
+        """
+        shared = self.run.shared
+        if shared is None or self.ranges:
+            return
+        known = shared.times_under(subgraph_conditions(self.run.header))
+        found = [each for each in subgraphs if not self._is_known(each) and each.key in known]
+        for subgraph in found:
+            times = replace(known[subgraph.key], file="")
+            float_ms = self._told_float_ms(subgraph, measure_float=measure_float)
+            if float_ms is not None:
+                others = [form for form in times.forms if form.scheme != NONE]
+                times = replace(times, forms=(_told_form(float_ms, subgraph.content), *others))
+            names = {form.scheme for form in times.forms}
+            if names.issuperset((NONE, *(scheme.name for scheme in subgraph.schemes))):
+                self.cache.keep_subgraph(times)
+        told = f"{len(found)} of {len(subgraphs)} subgraphs are known from other runs"
+        self.run.reporter.tell("cache", told)
 
     def profile(
         self, subgraph: Subgraph, values: Mapping[str, Array], float_ms: float | None = None
@@ -174,8 +206,7 @@ class SubgraphProfiler:
         if float_ms is None:
             forms.append((NONE, plain, GraphIndex(base.load(base.whole()))))
         else:
-            nothing = (0.0,) * (len(content.inputs) + len(content.outputs))
-            times.append(SchemeTimes(NONE, float_ms, float_ms, nothing, nothing))
+            times.append(_told_form(float_ms, content))
         errors: list[SchemeTimes] = []
         for scheme in subgraph.schemes:
             placement = scheme.placement(content, self.planner)
@@ -402,6 +433,12 @@ class SubgraphProfiler:
             for form in times.forms
         )
         return f"{ordered[0]} ({ops}{also}), {len(subgraph.groups)} times: {forms}"
+
+
+def _told_form(float_ms: float, content: Content) -> SchemeTimes:
+    """Return the float form of a subgraph whose time in the model is known."""
+    nothing = (0.0,) * (len(content.inputs) + len(content.outputs))
+    return SchemeTimes(NONE, float_ms, float_ms, nothing, nothing)
 
 
 def _conversion_model(

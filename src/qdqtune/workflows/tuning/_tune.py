@@ -35,7 +35,14 @@ from qdqtune.records._front import Front
 from qdqtune.records._inputs import request_of
 from qdqtune.records._ranges import CalibrationSource, RangeMethod
 from qdqtune.records._report import ReportDetails
-from qdqtune.records._tuning import INTERRUPTED, Summary, TunePlan, TuneResult
+from qdqtune.records._tuning import (
+    BY_COUNT,
+    FINISHED,
+    INTERRUPTED,
+    Summary,
+    TunePlan,
+    TuneResult,
+)
 from qdqtune.search._space import Grouping, Space
 from qdqtune.search.strategies._registry import check_strategy
 from qdqtune.workflows._arguments import on_file
@@ -59,6 +66,7 @@ from qdqtune.workflows.tuning._baseline import (
     calibrate,
     measure_baseline,
 )
+from qdqtune.workflows.tuning._cache_folder import CacheContent, add_to_folder
 from qdqtune.workflows.tuning._finalists import Finalists, Finalized
 from qdqtune.workflows.tuning._finalize import Finalizer
 from qdqtune.workflows.tuning._folder import SUBGRAPHS, RunFolder
@@ -174,8 +182,24 @@ def _tuned(run: TuningRun, baseline: Baseline) -> RunResult:
             measured = accuracy[method] if method is not None else next(iter(accuracy.values()))
             details = _gathered(gatherer, final, measured)
     result = RunResult(run, baseline, final, outcome, calibration, evaluator, details)
-    evaluator.take_snapshot(_handed_over(evaluator, final), result.baseline_ms)
+    handed_over, settled = _handed_over(evaluator, final), _is_settled(run, outcome)
+    found = evaluator.pattern_outcomes(handed_over.placement, is_settled=settled)
+    evaluator.take_snapshot(handed_over, result.baseline_ms, found)
+    if run.request.config.cache_dir is not None:
+
+        def keep(content: CacheContent) -> None:
+            for each in found:
+                content.patterns.add_outcome(each)
+
+        add_to_folder(Path(run.request.config.cache_dir), keep)
     return result
+
+
+def _is_settled(run: TuningRun, outcome: SearchOutcome) -> bool:
+    """Whether a search was not cut short by the user, whose limit may be far too low."""
+    config = run.request.config
+    is_limited = config.max_benchmarks is not None or config.schemes_per_region is not None
+    return outcome.stopped == FINISHED or (outcome.stopped == BY_COUNT and not is_limited)
 
 
 def _handed_over(evaluator: CandidateEvaluator, final: Finalized) -> Candidate:

@@ -1,0 +1,166 @@
+"""What a pattern cache knows of the choices in a model: where a search begins, and what it doubts.
+
+What was measured counts as such if engine, device, dialect, quant type and shapes are the same.
+Anything else says only what to try first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from qdqtune.search._space import Form, Group, Space, State
+from qdqtune.search.patterns._pattern_cache import PatternCache
+from qdqtune.search.patterns._pattern_outcomes import ChoiceOutcome, Conditions, PatternOutcome
+from qdqtune.search.regions._canonical import dims_in
+
+_Key = tuple[str, int, Form]
+
+# Shapes are near if their dims differ by this on average, as the logarithm of base 2: those of a
+# batch of 8 are near those of one, those of another stage of a network are not.
+_NEAR = 0.6
+# With a smaller part of the latency known for sure, a search takes its usual course.
+_MUCH_KNOWN = 0.9
+# What a choice may bring, as a part of its share of the latency: if its gain was not measured, and
+# if nothing is known of it.
+_DOUBT, _UNKNOWN = 0.1, 0.3
+# A gain is known from this share of the latency on, and is no larger than this as a part of it.
+_LEAST_SHARE, _LARGEST = 1e-4, 10.0
+# How wrong a gain may be that was measured in another model, as a part of itself.
+_ELSEWHERE = 0.25
+
+
+@dataclass(frozen=True)
+class GroupEstimate:
+    """What is known of a group.
+
+    Attributes:
+        is_chosen: Whether it was quantized in the other run's result.
+        is_near: Whether that run was finished, had the same conditions, and shapes like these.
+        is_same: Whether the shapes were the same, too.
+        gain: Log speedup of the model by quantizing the group, as a part of its share of the
+            latency; None if it was not measured, or not under the same conditions.
+        error: Its standard error.
+    """
+
+    is_chosen: bool
+    is_near: bool
+    is_same: bool = False
+    gain: float | None = None
+    error: float = 0.0
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What is known of the choices in a model before anything of it is measured.
+
+    Attributes:
+        estimates: By pattern, role and form of a group.
+        chosen: Names of the ops that should be quantized, by their form.
+    """
+
+    estimates: Mapping[_Key, GroupEstimate]
+    chosen: Mapping[Form, frozenset[str]]
+
+    def state(self, space: Space) -> State:
+        """The choice that it suggests."""
+        return frozenset(
+            number
+            for number, group in enumerate(space.groups)
+            if self.chosen.get(group.form, frozenset()).issuperset(group.nodes)
+        )
+
+    def of(self, space: Space) -> dict[int, GroupEstimate]:
+        """What is known of each group; others are missing."""
+        found = {n: self.estimates.get(_key(group)) for n, group in enumerate(space.groups)}
+        return {number: estimate for number, estimate in found.items() if estimate is not None}
+
+    def is_sure(self, space: Space) -> bool:
+        """Whether it knows nearly all of a model from the same conditions."""
+        known = sum(space.potential[n] for n, each in self.of(space).items() if each.is_near)
+        return known >= _MUCH_KNOWN * sum(space.potential) > 0.0
+
+    def hopes(self, space: Space, state: State) -> list[float]:
+        """What a flip of each group may bring at best: below 0, it is hopeless."""
+        known = self.of(space)
+        hopes: list[float] = []
+        for number, share in enumerate(space.potential):
+            estimate = known.get(number)
+            if estimate is None:
+                hopes.append(_UNKNOWN * share)
+            elif estimate.gain is None:
+                hopes.append(_DOUBT * share)
+            else:
+                gain = -estimate.gain if number in state else estimate.gain
+                hopes.append((gain + estimate.error) * share)
+        return hopes
+
+
+def prior_of(groups: Iterable[Group], cache: PatternCache, here: Conditions) -> Prior | None:
+    """What a cache knows of the choices in a model; None if it knows none of its patterns.
+
+    Args:
+        groups: The choices.
+        cache: The cache.
+        here: Where the model is tuned.
+    """
+    by_pattern: dict[str, list[Group]] = {}
+    for group in groups:
+        by_pattern.setdefault(group.pattern, []).append(group)
+    estimates: dict[_Key, GroupEstimate] = {}
+    chosen: dict[Form, set[str]] = {}
+    for signature, same in by_pattern.items():
+        outcome, distance = _nearest(cache, signature, here)
+        if outcome is None:
+            continue
+        of_place = {(each.role, each.form): each for each in outcome.choices}
+        for group in same:
+            found = of_place.get((group.role, group.form.value))
+            if found is None:
+                continue
+            estimates[_key(group)] = _estimate(found, outcome, distance, here)
+            if found.is_chosen:
+                chosen.setdefault(group.form, set()).update(group.nodes)
+    named = {form: frozenset(names) for form, names in chosen.items()}
+    return Prior(estimates, named) if estimates else None
+
+
+def _key(group: Group) -> _Key:
+    return group.pattern, group.role, group.form
+
+
+def _estimate(
+    found: ChoiceOutcome, outcome: PatternOutcome, distance: float, here: Conditions
+) -> GroupEstimate:
+    is_like = outcome.conditions.is_like(here)
+    is_near = is_like and outcome.is_settled and distance <= _NEAR
+    is_same = is_near and not distance
+    if found.gain is None or not is_like or found.share < _LEAST_SHARE:
+        return GroupEstimate(found.is_chosen, is_near, is_same)
+    gain = min(max(found.gain / found.share, -_LARGEST), _LARGEST)
+    error = min(math.hypot(found.error / found.share, _ELSEWHERE * gain), _LARGEST)
+    error += _DOUBT if distance else 0.0
+    return GroupEstimate(found.is_chosen, is_near, is_same, gain, error)
+
+
+def _nearest(
+    cache: PatternCache, signature: str, here: Conditions
+) -> tuple[PatternOutcome | None, float]:
+    """The outcome that says most of a pattern, and how far away its shapes are."""
+    dims = dims_in(signature)
+    best: tuple[tuple[bool, float, bool, int], PatternOutcome | None] = ((True, 0.0, True, 0), None)
+    for age, outcome in enumerate(reversed(cache.outcomes_of(signature))):
+        conditions, distance = outcome.conditions, _distance(dims, dims_in(outcome.signature))
+        rank = not conditions.is_like(here), distance, conditions != here, age
+        if best[1] is None or rank < best[0]:
+            best = rank, outcome
+    return best[1], best[0][1]
+
+
+def _distance(one: tuple[int, ...], other: tuple[int, ...]) -> float:
+    """How much dims differ on average; infinite if there is a dim more."""
+    if len(one) != len(other):
+        return math.inf
+    apart = (abs(math.log2(max(1, a) / max(1, b))) for a, b in zip(one, other, strict=True))
+    return sum(apart) / max(1, len(one))
