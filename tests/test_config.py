@@ -49,6 +49,7 @@ def model(tmp_path: Path) -> str:
 
 
 # A value of each option as it is typed, and what Python has for it.
+WILDCARDS_FILE = Path(__file__).with_name("data") / "wildcards.txt"
 TYPED: dict[str, tuple[list[str], Any]] = {
     "output_dir": (["-o", "run"], "run"),
     "resume": (["--resume", "never"], "never"),
@@ -69,9 +70,11 @@ TYPED: dict[str, tuple[list[str], Any]] = {
     "budget_s": (["--budget", "2m"], 120.0),
     "max_benchmarks": (["--max_benchmarks", "7"], 7),
     "qdq_baseline": (["--qdq_baseline", "q.onnx"], "q.onnx"),
+    "keep_scales": (["--keep_scales"], True),
     "pattern_cache": (["--pattern_cache", "c.yaml"], "c.yaml"),
     "cache_dir": (["--cache_dir", "cache"], "cache"),
     "node_filter": (["--node_filter", "a*, b", "--node_filter", "c"], ("a*", "b", "c")),
+    "region_filter": (["--node_filter_list", str(WILDCARDS_FILE)], ("layer1*", "fc")),
     "graph_json": (["--workflow", "subgraph", "--graph_json", "g.json"], "g.json"),
     "incremental_validation": (["--workflow", "subgraph", "--no_incremental_validation"], False),
     "min_sqnr_db": (["--min_sqnr", "none"], None),

@@ -34,9 +34,11 @@ from qdqtune.options import (
     option,
     whole,
 )
+from qdqtune.records._errors import UsageError
 from qdqtune.records._inputs import InputRequest, ShapesOrRequest, request_of
 from qdqtune.records._precision import AUTO, CHOICES, FLOAT_TYPES, QUANT_TYPES, Precision
 from qdqtune.records._ranges import RangeMethod
+from qdqtune.records._untrusted_files import read_text
 
 if TYPE_CHECKING:
     from qdqtune.records._tuning import TuneEvent
@@ -70,11 +72,41 @@ DIR = replace(PATH, metavar="DIR")
 FILES = replace(NAMES, must_be="a list of paths", metavar="FILE")
 
 
+def wildcards_in(path: str | os.PathLike[str]) -> list[str]:
+    """Read wildcards of node names, one per line; skip blank lines and `#` comments.
+
+    Raises:
+        UsageError: If the file can't be read, or contains none.
+    """
+    try:
+        text = read_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UsageError(
+            f"The node filter list {path} can't be read: {why}.",
+            "It is a text file with one pattern per line.",
+        ) from None
+    lines = (line.strip() for line in text.splitlines())
+    patterns = [line for line in lines if line and not line.startswith("#")]
+    if not patterns:
+        raise UsageError(
+            f"The node filter list {path} holds no pattern.",
+            "Write one wildcard per line, such as layer1.*, or leave the list out to tune every "
+            "region.",
+        )
+    return patterns
+
+
 def _command_line(text: str) -> str:
     shlex.split(text)  # an open quote is a ValueError
     return text
 
 
+WILDCARD_FILE = replace(
+    WILDCARDS,
+    collect=lambda files: tuple(each for file in files for each in wildcards_in(file)),
+    metavar="FILE",
+)
 COMMAND_LINE = Kind(
     "a command line with every quote closed", lambda value: isinstance(value, str), _command_line,
     metavar="'ARGS'",
@@ -274,6 +306,11 @@ class SearchConfig(Config):
     qdq_baseline: Path | None = option(
         None, PATH, "a quantized form of the model: also start from what is quantized in it"
     )
+    keep_scales: bool = option(
+        False, SWITCH,
+        "keep the scales in --qdq_baseline, such as learned ones, instead of calibrating what it "
+        "quantizes", default_text="no", identity=Identity.IF_SET,
+    )  # fmt: skip
     pattern_cache: Path | None = option(
         None, PATH, "the pattern cache of another run: also try what it suggests"
     )
@@ -286,10 +323,11 @@ class SearchConfig(Config):
         "quantize only ops whose names match one of these wildcards, and ops like them",
         identity=Identity.YES,
     )  # fmt: skip
-    region_filter: Sequence[str] = keyword(
-        (), WILDCARDS,
+    region_filter: Sequence[str] = option(
+        (), WILDCARD_FILE,
         "wildcards of node names: skip regions without a match, unless they have the pattern of a "
-        "region with one", identity=Identity.IF_SET,
+        "region with one; on a command line a file with one wildcard per line",
+        "--node_filter_list", identity=Identity.IF_SET,
     )  # fmt: skip
     filters: NameFilters = keyword(
         NameFilters(), Kind("NameFilters", lambda value: isinstance(value, NameFilters)),

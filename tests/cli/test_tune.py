@@ -140,6 +140,8 @@ def test_a_dry_run_looks_the_metric_up(model: Path, capsys: Capture) -> None:
         (["--evaluate", "no_such_module_here:f"], "no_such_module_here"),
         (["--quant_type", "int3"], "unknown value int3; did you mean int8?"),
         (["--node_filter", "nothing*"], "matches the node filter"),
+        (["--node_filter", "layer9.0.conv1"], "layer9.0.conv1 (there are layer"),
+        (["--node_filter_list", "gone.txt"], "gone.txt can't be read"),
         (["--qdq_baseline", "{model}"], "has no Q/DQ to begin with"),
     ],
 )
@@ -152,6 +154,23 @@ def test_mistakes(
     assert words in captured.err
     assert "Traceback" not in captured.err
     assert not (tmp_path / "optimized_final.onnx").exists()
+
+
+def test_a_filter_from_a_file_names_what_matches_nothing(
+    model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """A region that it leaves out stays float."""
+    wildcards = tmp_path / "wildcards.txt"
+    wildcards.write_text("# two stages\nlayer[34]*\nlayer7.0.conv1\n")
+    folder = tmp_path / "run"
+    arguments = ["tune", str(model), *SIMULATED, "-o", str(folder), "--min_sqnr", "none"]
+    assert main([*arguments, "--node_filter_list", str(wildcards)]) == 0
+    assert "no node matches these patterns of the node filter: layer7.0.conv1 (there are layer" in (
+        capsys.readouterr().err
+    )
+    quantized = {edge[1] for edge in json.loads((folder / "placement.json").read_text())["edges"]}
+    assert any(name.startswith("layer3") for name in quantized)
+    assert not any(name.startswith("fc") for name in quantized)
 
 
 def test_the_output_folder_is_not_the_model_s(model: Path, capsys: Capture) -> None:

@@ -18,9 +18,10 @@ from qdqtune.records._inputs import InputRequest
 from qdqtune.records._placement import Placement
 from qdqtune.search._space import Space
 from qdqtune.workflows._compare import compare
+from qdqtune.workflows._imported_placement import import_placement
 from qdqtune.workflows._insert import insert
 from qdqtune.workflows._sample_provider import sample_provider
-from qdqtune.workflows._source_model import check_same_model, dynamic_ops_in, open_source
+from qdqtune.workflows._source_model import open_source
 from qdqtune.workflows._strip import strip
 from qdqtune.workflows.tuning._preflight import AS_GIVEN, find_choices, seeds_of
 from tests.conftest import SEVEN_BITS
@@ -86,10 +87,7 @@ def test_written_again_it_computes_the_same(folder: Path, tmp_path: Path) -> Non
 
 def test_ops_are_found_by_name_or_by_what_they_write(folder: Path) -> None:
     model = open_source(folder / "float.onnx")
-    other = open_source(folder / "int8.onnx")
-    assert other.reading is not None
-    check_same_model(model.model, other.model, folder / "int8.onnx")
-    found = dynamic_ops_in(model.model, other.model, other.reading.placement.dynamic)
+    found = import_placement(model.model, folder / "int8.onnx").placement.dynamic
     products = [node for node in model.model.graph if node.op_type in ("Gemm", "MatMul")]
     expected = {node.name for node in products if "weight" in (node.inputs[1].name or "")}
     assert found == expected
@@ -114,10 +112,9 @@ def test_layers_are_compared_by_the_names_of_the_float_model(folder: Path, tmp_p
 
 @pytest.mark.parametrize("file", ["float.onnx", "int8.onnx"], ids=["baseline", "as given"])
 def test_the_search_begins_with_the_same_ops(file: str, folder: Path, tmp_path: Path) -> None:
-    source, quantized = open_source(folder / file), open_source(folder / "int8.onnx")
-    assert quantized.reading is not None
-    names = quantized.reading.placement.dynamic
-    given = Placement(dynamic=dynamic_ops_in(source.model, quantized.model, names))
+    source = open_source(folder / file)
+    found = import_placement(source.model, folder / "int8.onnx")
+    given = Placement(dynamic=found.placement.dynamic)
     base = PreparedModel(source.model, tmp_path)
     provider = sample_provider(source, InputRequest(), None, None)
     planner, grouping = find_choices(base, ONNXRUNTIME, TuneConfig(), provider)

@@ -17,8 +17,9 @@ from qdqtune.qdq_utils import get_quantized_tensors
 from qdqtune.records._errors import UsageError
 from qdqtune.records._tuning import TuneEvent, TuneResult
 from qdqtune.testing.simulated import QUIET
+from qdqtune.workflows._imported_placement import import_placement
 from qdqtune.workflows._insert import insert
-from qdqtune.workflows._source_model import activations_in, check_same_model, open_source
+from qdqtune.workflows._source_model import open_source
 from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
 
@@ -68,13 +69,9 @@ def test_what_a_quantizer_makes_of_a_model_is_a_form_of_it(
 ) -> None:
     path = saved(tmp_path, name, **MODELS[name])
     file = quantized(path, preprocessed=preprocessed)
-    model, other = open_source(path), open_source(file)
-    assert other.reading is not None
-    check_same_model(model.model, other.model, file)
-    activations, known = activations_in(model.model, other.model, other.reading.placement)
-    assert len(known) > 0.5 * activations
-    if preprocessed and name in {"resnet18", "mobilenet_v2"}:  # both fold BatchNormalization
-        assert len(known) == activations
+    found = import_placement(open_source(path).model, file)
+    assert found.pairs > 5
+    assert not found.unmapped
 
 
 @pytest.mark.parametrize(
@@ -119,17 +116,6 @@ def test_how_much_of_a_baseline_is_in_the_model(tmp_path: Path) -> None:
     simulated(model, tmp_path / "run", qdq_baseline=file, callbacks=[events.append])
     (said,) = [event.message for event in events if event.stage == "Q/DQ baseline"]
     assert said == f"of the 2 activations that are quantized in {file}, 2 are in the model"
-
-    renamed = onnx.load(file)
-    for node in renamed.graph.node:
-        node.input[:] = [f"other_{name}" for name in node.input]
-        node.output[:] = [f"other_{name}" for name in node.output]
-    for value in (*renamed.graph.input, *renamed.graph.output, *renamed.graph.initializer):
-        value.name = f"other_{value.name}"
-    del renamed.graph.value_info[:]
-    onnx.save(renamed, tmp_path / "renamed.onnx")
-    with pytest.raises(UsageError, match=r"None of the 2 activations .* is in the model"):
-        simulated(model, tmp_path / "none", qdq_baseline=tmp_path / "renamed.onnx")
 
 
 def test_how_much_of_a_pattern_cache_is_in_the_model(

@@ -61,6 +61,8 @@ from qdqtune.search.patterns._state_file import (
 )
 from qdqtune.search.regions._region import Region, RegionType, walk
 from qdqtune.search.regions._region_search import CombinedRegionSearch, adopt_regions
+from qdqtune.workflows._arguments import as_file
+from qdqtune.workflows._imported_placement import import_placement
 
 _log = logging.getLogger(__name__)
 
@@ -349,25 +351,34 @@ class QDQAutotunerBase:
         self._require_initialized()
         return ort_settings(self.graph, self._edges(best=True), self.config.default_quant_type)
 
-    def import_insertion_points(self, quantized_tensors: Collection[str]) -> int:
+    def import_insertion_points(
+        self, quantized_tensors: Collection[str] | os.PathLike[str] | onnx.ModelProto
+    ) -> int:
         """Try what another tool quantized first, pattern by pattern.
 
         It goes to the pattern cache, which is saved with the state. Until a scheme of a pattern was
         tried, it is also exported for that pattern, except while other patterns are measured.
 
         Args:
-            quantized_tensors: Names of tensors, or of the outputs of their Q or DQ.
+            quantized_tensors: Names of tensors, or of the outputs of their Q or DQ; or another
+                tool's quantized form of the model, or a `Path` of it, whose tensors are also found
+                by structure.
 
         Returns:
             Number of the model's tensors among them, which is also logged, with a warning if most
-            names are not in the model.
+            names are not in the model, and of a form of it with what is not, and why.
 
         Raises:
             AutotunerError: If it is a single string.
+            UsageError: If it is no quantized form of the model.
         """
         self._require_initialized()
         if isinstance(quantized_tensors, str):
-            raise AutotunerError(f"{quantized_tensors!r} is one name.", "Give a set of names.")
+            raise AutotunerError(
+                f"{quantized_tensors!r} is one name.", "Give a set of names, or the Path of a file."
+            )
+        if isinstance(quantized_tensors, os.PathLike | onnx.ModelProto):
+            return self._import_from(quantized_tensors)
         tensors = known_tensors(self.graph, quantized_tensors)
         asked = len(set(quantized_tensors))
         if not tensors and asked:
@@ -375,10 +386,23 @@ class QDQAutotunerBase:
         else:
             level = logging.WARNING if 4 * len(tensors) < asked else logging.INFO
             _log.log(level, "%d of the %d quantized tensors are in the model", len(tensors), asked)
-        self._progress.imports.append(frozenset(tensors))
+        return self._import(tensors)
+
+    def _import_from(self, quantized: os.PathLike[str] | onnx.ModelProto) -> int:
+        """Import what is quantized in another form of the model."""
+        with as_file(quantized) as path:
+            found = import_placement(self.graph.model, path)
+        level = logging.WARNING if 4 * len(found.unmapped) > found.pairs else logging.INFO
+        _log.log(level, "%s", found.headline)
+        names = found.placement.tensors
+        return self._import(name for name in names if not self.graph.is_constant(name))
+
+    def _import(self, tensors: Iterable[str]) -> int:
+        named = frozenset(tensors)
+        self._progress.imports.append(named)
         for tuned in self._book.by_signature.values():
-            add_to_cache(self._cache, tuned, tuned.from_tensors(tensors))
-        return len(tensors)
+            add_to_cache(self._cache, tuned, tuned.from_tensors(named))
+        return len(named)
 
     def save_state(self, output_path: str | os.PathLike[str]) -> None:
         """Write the measurements so far, and the pattern cache next to them.

@@ -21,6 +21,7 @@ from qdqtune.graph._op_classes import (
     WEIGHTED_OPS,
     is_op,
 )
+from qdqtune.graph._op_likeness import fit
 from qdqtune.graph._opset import raise_opset
 from qdqtune.graph._precision import convert_precision
 from qdqtune.graph._shapes import infer_shapes, variables
@@ -134,7 +135,7 @@ class Pairing:
         if is_op(node, *WEIGHTED_OPS) or node in self._dynamic:
             other = self._folded_into(other) or _unsaturated(other) or other
         maker = other.producer()
-        if (node is None) == (maker is None) and self._alike(node, maker) and _fit(value, other):
+        if (node is None) == (maker is None) and self._alike(node, maker) and fit(value, other):
             self.float_of[value.name or ""] = other.name or ""
 
     def _folded_into(self, value: ir.Value) -> ir.Value | None:
@@ -227,16 +228,6 @@ def _unsaturated(value: ir.Value) -> ir.Value | None:
     """Return the input of an activation that computes a value: a saturating Q can replace it."""
     producer = value.producer()
     return producer.inputs[0] if producer is not None and is_op(producer, "Clip", "Relu") else None
-
-
-def _fit(one: ir.Value, other: ir.Value) -> bool:
-    """Whether two values can be the same, as far as their shapes are known."""
-    if one.shape is None or other.shape is None:
-        return True
-    pairs = list(zip(one.shape, other.shape, strict=False))
-    return len(one.shape) == len(other.shape) and all(
-        a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in pairs
-    )
 
 
 def _is_real(value: ir.Value) -> bool:

@@ -14,10 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from qdqtune.config import WORKFLOWS
+from qdqtune.config import WORKFLOWS, wildcards_in
 from qdqtune.options import SWITCH, Kind, number, one_of, whole
 from qdqtune.records._errors import AutotunerError, UsageError
-from qdqtune.records._untrusted_files import read_text
 
 _log = logging.getLogger(__name__)
 
@@ -235,22 +234,4 @@ def get_node_filter_list(path: str | os.PathLike[str] | None) -> list[str] | Non
     Raises:
         UsageError: If the file can't be read, or contains no pattern.
     """
-    if path is None:
-        return None
-    try:
-        text = read_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise UsageError(
-            f"The node filter list {path} can't be read: {why}.",
-            "It is a text file with one pattern per line.",
-        ) from None
-    lines = (line.strip() for line in text.splitlines())
-    patterns = [line for line in lines if line and not line.startswith("#")]
-    if not patterns:
-        raise UsageError(
-            f"The node filter list {path} holds no pattern.",
-            "Write one wildcard per line, such as layer1.*, or leave the list out to tune every "
-            "region.",
-        )
-    return patterns
+    return None if path is None else wildcards_in(path)

@@ -238,8 +238,8 @@ def ranges_in_every_way(
         return {RangeMethod.MAX: Ranges({}, source.scales_from)}
     if given:
         _logger.warning(
-            "what has no scale in %s is calibrated on %s: %d of the tensors",
-            source.path, provider.describe(), len({edge.tensor for edge in edges}),
+            "what came without a scale is calibrated on %s: %d of the tensors",
+            provider.describe(), len({edge.tensor for edge in edges}),
         )  # fmt: skip
     _logger.info("calibrating on %s", provider.describe())
     with _runnable(source, base) as runnable:

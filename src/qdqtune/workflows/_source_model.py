@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,27 +12,16 @@ import onnx_ir as ir
 from qdqtune.graph._files import load_model
 from qdqtune.graph._folding import fold, make_ready
 from qdqtune.graph._index import GraphIndex
-from qdqtune.graph._op_classes import DEQUANTIZE, HALF_TYPES, WEIGHTED_OPS, is_op
+from qdqtune.graph._op_classes import HALF_TYPES, is_op
 from qdqtune.graph._optimizing import optimize_graph
 from qdqtune.graph._precision import convert_precision
-from qdqtune.qdq._dynamic import FORMS
 from qdqtune.qdq._encoding import ReadEncoding
 from qdqtune.qdq._preprocess import Preparation, has_qdq, make_float
 from qdqtune.qdq._read_back import ReadResult
-from qdqtune.records._errors import UsageError
-from qdqtune.records._placement import Placement
 from qdqtune.records._precision import Precision
 from qdqtune.records._ranges import CalibrationSource, Ranges
 
 _logger = logging.getLogger(__name__)
-
-# One in twenty may be lost to folding, or be written differently.
-_MOST_DIFFERING = 0.05
-_PRODUCTS = ("Gemm", "MatMul")
-
-# Quantizers replace these by the saturation of a Q.
-_LEFT_OUT = ("Clip", "Relu")
-_Kind = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -48,6 +35,7 @@ class Source:
         reading: The Q/DQ read from the file; None if it is a float model.
         labels: What qdqtune wrote into the file's metadata when it quantized it.
         has_bfloat16: Whether the file has bfloat16, which CPUs can't run.
+        kept_scales: Encodings of another file that are kept for it, by tensor.
         converted_from: The half-precision type of the file, if the model was converted to float32
             because there are no integer kernels for that type; inputs and outputs keep it.
     """
@@ -57,12 +45,14 @@ class Source:
     reading: ReadResult | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     has_bfloat16: bool = False
+    kept_scales: Mapping[str, ReadEncoding] = field(default_factory=dict)
     converted_from: str = ""
 
     @property
     def encodings(self) -> Mapping[str, ReadEncoding]:
-        """The encodings in the file, by tensor."""
-        return self.reading.encodings if self.reading is not None else {}
+        """The encodings that came with the model, by tensor."""
+        own = self.reading.encodings if self.reading is not None else {}
+        return {**own, **self.kept_scales}
 
     @property
     def scales_from(self) -> CalibrationSource:
@@ -109,7 +99,12 @@ def open_source(
     done = "folded, " if optimize else ""
     _logger.info("%s: %s%d nodes left", path, done, len(model.graph))
     return Source(
-        Path(path), model, opened.reading, opened.labels, opened.has_bfloat16, converted_from
+        Path(path),
+        model,
+        opened.reading,
+        opened.labels,
+        opened.has_bfloat16,
+        converted_from=converted_from,
     )
 
 
@@ -146,126 +141,3 @@ def ranges_behind_casts(ranges: Ranges, index: GraphIndex) -> Ranges:
         if source in known and index.is_float(result):
             known.setdefault(result, known[source])
     return Ranges(known, ranges.source, ranges.samples)
-
-
-def check_same_model(model: ir.Model, other: ir.Model, path: Path) -> None:
-    """Make sure that another model has the weighted ops of a model.
-
-    Args:
-        model: The model.
-        other: The supposed quantized form of it, without its Q/DQ.
-        path: The file of the other model.
-
-    Raises:
-        UsageError: If it is a form of another model.
-    """
-    own, others = _weighted_ops(model), _weighted_ops(other)
-    missing, added = own - others, others - own
-    most = max(own.total(), others.total())
-    differing = max(missing.total(), added.total())
-    if differing <= math.floor(_MOST_DIFFERING * most):
-        return
-    parts = [
-        f"only {where} has {_listed(ops)}"
-        for where, ops in ((f"{path}", added), ("the model", missing))
-        if ops
-    ]
-    raise UsageError(
-        f"{path} is a quantized form of another model: of up to {most} ops with weights, "
-        f"{most - differing} are in both; {', and '.join(parts)}.",
-        "Give --qdq_baseline a file that was quantized from this model, or leave it out.",
-    )
-
-
-def activations_in(
-    model: ir.Model, other: ir.Model, placement: Placement
-) -> tuple[int, frozenset[str]]:
-    """Find the activations of a model that another tool's quantized form of it quantizes.
-
-    Args:
-        model: The model.
-        other: The quantized form, without its Q/DQ.
-        placement: The placement of its Q/DQ.
-
-    Returns:
-        Number of activations quantized there, and the names of those that the model has.
-    """
-    index, others = GraphIndex(model), GraphIndex(other)
-    quantized = [tensor for tensor in placement.tensors if not others.is_constant(tensor)]
-    found = set()
-    for tensor in quantized:
-        producer = others.value[tensor].producer()
-        before = producer.inputs[0] if is_op(producer, *_LEFT_OUT) and producer else None
-        # The quantizer may have removed the activation, and given its result's name to the tensor
-        # before it.
-        names = (tensor, before.name if before is not None else None)
-        found.add(next((name for name in names if name in index.value), None))
-    return len(quantized), frozenset(name for name in found if name)
-
-
-def dynamic_ops_in(model: ir.Model, other: ir.Model, names: Collection[str]) -> frozenset[str]:
-    """Find the ops of a model that another tool's quantized form of it has as dynamic ops.
-
-    An op is found by its name, or else by the tensor that it writes; that of a Gemm may be written
-    by the Add of its bias.
-
-    Args:
-        model: The model.
-        other: The quantized form, with its dynamic ops made float.
-        names: Names of the dynamic ops there.
-    """
-    index, others = GraphIndex(model), GraphIndex(other)
-    found = set()
-    for name in names:
-        node: ir.Node | None = index.node.get(name)
-        tensor = others.node[name].outputs[0]
-        readers = [user for user, _ in tensor.uses()]
-        written = [tensor]
-        if len(readers) == 1 and is_op(readers[0], "Add"):
-            written.append(readers[0].outputs[0])
-        makers = (
-            index.value[each.name or ""].producer() for each in written if each.name in index.value
-        )
-        for candidate in (node, *makers):
-            if candidate is not None and is_op(candidate, *FORMS):
-                found.add(candidate.name or "")
-                break
-    return frozenset(found)
-
-
-def _weighted_ops(model: ir.Model) -> Counter[_Kind]:
-    """Count the weighted ops of each kind and weight shape.
-
-    Quantizers turn a Gemm into a MatMul and an Add, or the reverse, and transpose weights.
-    """
-    found: Counter[_Kind] = Counter()
-    for node in model.graph:
-        if not is_op(node, *WEIGHTED_OPS):
-            continue
-        shapes = (_constant_shape(value) for value in reversed(node.inputs[:2]))
-        shape = next((shape for shape in shapes if shape is not None), None)
-        if shape is None:
-            continue
-        if node.op_type in _PRODUCTS:
-            found["MatMul", tuple(sorted(shape))] += 1
-        else:
-            found[node.op_type, shape] += 1
-    return found
-
-
-def _constant_shape(value: ir.Value | None) -> tuple[int, ...] | None:
-    """Return the shape of a constant, looking through a remaining DequantizeLinear."""
-    producer = value.producer() if value is not None else None
-    if is_op(producer, DEQUANTIZE):
-        assert producer is not None
-        value = producer.inputs[0]
-    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
-    return None if tensor is None else tuple(tensor.shape.numpy())
-
-
-def _listed(ops: Counter[_Kind]) -> str:
-    """Return the number of ops, with an example of the most frequent kind."""
-    ((op_type, shape), _) = max(ops.items(), key=lambda item: (item[1], item[0]))
-    weights = "x".join(map(str, shape))
-    more = ops.total() - 1
-    return f"a {op_type} with weights {weights}" + (f" and {more} more" if more else "")

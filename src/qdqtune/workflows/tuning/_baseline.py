@@ -279,7 +279,7 @@ def calibrate(run: TuningRun, baseline: Baseline) -> Calibration:
         return Calibration(planner, grouping, run.provider, _why_nothing(planner, run.source))
     if request.config.dynamic_only:
         return _without_calibration(run, baseline, planner, grouping)
-    given = run.source.reading.encodings if run.source.reading is not None else {}
+    given = run.source.encodings
     provider, ways = _ranges(run, baseline, planner)
     run.budget.ranges = len(ways)
     first = next(iter(ways.values()))

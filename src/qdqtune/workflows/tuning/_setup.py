@@ -6,11 +6,12 @@ Until the journal is open, nothing from another run in the folder is replaced.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import fnmatch
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from qdqtune.graph._atomic_files import sha256_of
 from qdqtune.graph._files import check_writable
 from qdqtune.graph._fingerprint import fingerprint
 from qdqtune.qdq._dialect import Dialect
+from qdqtune.qdq._encoding import ReadEncoding
 from qdqtune.records._accuracy import METRIC, checked_metric
 from qdqtune.records._errors import AutotunerError, NewerVersionError, UsageError
 from qdqtune.records._measurement import EngineInfo
@@ -38,15 +40,10 @@ from qdqtune.search.patterns._pattern_outcomes import Conditions
 from qdqtune.search.patterns._state_file import read_state
 from qdqtune.workflows._bench import engine_info
 from qdqtune.workflows._convert import FloatForm, convert_to, told_options, wanted_type
+from qdqtune.workflows._imported_placement import import_placement
 from qdqtune.workflows._progress_reporter import ProgressReporter
 from qdqtune.workflows._sample_provider import SampleProvider
-from qdqtune.workflows._source_model import (
-    Source,
-    activations_in,
-    check_same_model,
-    dynamic_ops_in,
-    open_source,
-)
+from qdqtune.workflows._source_model import Source, open_source
 from qdqtune.workflows.tuning._cache_folder import CacheContent, change_folder
 from qdqtune.workflows.tuning._folder import (
     BASELINE,
@@ -144,6 +141,9 @@ class RunContext:
 
 _logger = logging.getLogger(__name__)
 
+# How like a wildcard without its stars a node's name must be to be shown.
+_LIKE = 0.4
+
 
 @dataclass(frozen=True)
 class TuningTarget(RunContext):
@@ -205,7 +205,7 @@ def setup(
     """
     reporter, engine = ctx.reporter, ctx.engine
     shared = _shared_cache(request.config)
-    given = given_placements(request, source, reporter.tell)
+    given, kept_scales = given_placements(request, source, reporter.tell)
     check_first(request, source, ctx.folder)
     float_metric = _evaluate_float(ctx, request)
     ctx.folder.begin()
@@ -219,6 +219,7 @@ def setup(
         request = replace(request, converted=ctx.folder / BASELINE)
         layout = request.dialect.format_of(request.config.quant_type)
         source = open_source(form.model, layout.least_opset, optimize=request.config.optimize)
+    source = replace(source, kept_scales=kept_scales)
     _tell_form(request, source, form, reporter)
     header = _header(request, info, provider.shapes, fingerprint(source.model), form.name)
     return TuningTarget(
@@ -321,16 +322,34 @@ def check_first(request: TuneRequest, source: Source, folder: RunFolder) -> None
     """
     nodes = [node.name or "" for node in source.model.graph]
     for wildcards in (request.config.node_filter, request.config.region_filter):
-        if wildcards and not any(fnmatch.filter(nodes, each) for each in wildcards):
-            raise UsageError(
-                "No node of the model matches the node filter.",
-                f"Its patterns are: {', '.join(wildcards)}.",
-            )
+        _check_filter(wildcards, nodes)
     if request.state_file is not None:
         _check_state_file(request.state_file, request, source)
     if folder.replaces_a_run:  # another run must be certain to start
         with Worker(request.engine, request.options, scratch=folder.scratch) as probe:
             engine_info(probe, request.engine)
+
+
+def _check_filter(wildcards: Sequence[str], nodes: Sequence[str]) -> None:
+    """Name the patterns of a filter that no node matches, with the names that are like them.
+
+    Raises:
+        UsageError: If no node matches any of them.
+    """
+    useless = [each for each in wildcards if not fnmatch.filter(nodes, each)]
+    if not useless:
+        return
+    told = []
+    for each in useless:
+        near = difflib.get_close_matches(each, nodes) or difflib.get_close_matches(
+            each.strip("*"), nodes, cutoff=_LIKE
+        )
+        told.append(f"{each} (there are {', '.join(near)})" if near else each)
+    if len(useless) == len(wildcards):
+        raise UsageError(
+            "No node of the model matches the node filter.", f"Its patterns are: {', '.join(told)}."
+        )
+    _logger.warning("no node matches these patterns of the node filter: %s", ", ".join(told))
 
 
 def _check_state_file(path: Path, request: TuneRequest, source: Source) -> None:
@@ -393,8 +412,8 @@ def _shared_cache(config: TuneConfig) -> CacheContent | None:
 
 def given_placements(
     request: TuneRequest, source: Source, tell: Callable[[str, str], None]
-) -> dict[str, Placement]:
-    """Return what is quantized in existing Q/DQ files of the model.
+) -> tuple[dict[str, Placement], Mapping[str, ReadEncoding]]:
+    """Return what is quantized in existing Q/DQ files of the model, and the scales that are kept.
 
     Args:
         request: The request.
@@ -405,38 +424,19 @@ def given_placements(
         QdqtuneError: If such a file is from another model.
     """
     found: dict[str, Placement] = {}
+    scales: Mapping[str, ReadEncoding] = {}
     if source.reading is not None:
         found[AS_GIVEN] = source.reading.placement
     if request.config.qdq_baseline is not None:
-        path = Path(request.config.qdq_baseline)
-        baseline = open_source(path, optimize=request.config.optimize)
-        reading = baseline.reading
-        if reading is None:
-            raise UsageError(
-                f"{path} has no Q/DQ to begin with.",
-                "Name a quantized form of the model, or leave --qdq_baseline out.",
-            )
-        check_same_model(source.model, baseline.model, path)
-        placement = reading.placement
-        activations, known = activations_in(source.model, baseline.model, placement)
-        dynamic = dynamic_ops_in(source.model, baseline.model, placement.dynamic)
-        ops = f" and {len(placement.dynamic)} dynamic ops" if placement.dynamic else ""
-        if not known and not dynamic:
-            raise UsageError(
-                f"None of the {activations} activations{ops} that are quantized in "
-                f"{path} is in the model.",
-                "Quantize the model with a tool that keeps the names of tensors.",
-            )
-        in_model = f"{len(known)} and {len(dynamic)}" if placement.dynamic else f"{len(known)}"
-        tell(
-            "Q/DQ baseline",
-            f"of the {activations} activations{ops} that are quantized in {path}, "
-            f"{in_model} are in the model",
+        baseline = import_placement(
+            source.model, Path(request.config.qdq_baseline), optimize=request.config.optimize
         )
-        found["Q/DQ baseline"] = Placement(
-            outputs=placement.tensors | known, dynamic=dynamic, unfused=placement.unfused
-        )
-    return found
+        tell("Q/DQ baseline", baseline.headline)
+        if request.config.keep_scales:
+            scales = baseline.encodings
+            tell("Q/DQ baseline", f"the scales of {len(scales)} of its tensors are kept")
+        found["Q/DQ baseline"] = baseline.placement
+    return found, scales
 
 
 def ask_engine(request: TuneRequest, engine: Worker) -> tuple[TuneRequest, EngineInfo]:
