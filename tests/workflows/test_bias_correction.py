@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 import qdqtune
@@ -18,6 +19,7 @@ from qdqtune.engines._reference_engine import AS_WRITTEN, reference_worker
 from qdqtune.engines._worker import Worker
 from qdqtune.graph._files import load_model
 from qdqtune.graph._folding import make_ready
+from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.qdq._insert import CORRECTED_BIASES, Inserter
 from qdqtune.qdq._op_units import merge, own_bias, unit
@@ -153,6 +155,28 @@ def test_a_float_op_keeps_its_bias(plain: Inserter, corrected: Inserter) -> None
     assert corrected.corrected(part) == ["b1"]
     other = corrected.with_ranges(plain.encoder.ranges)
     assert other.serialized(whole(plain)) == plain.serialized(whole(plain))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a = MatMul(x, w) y = Add(b, a)", "b"),
+        ("y = Gemm(x, w, b)", "b"),
+        ("a = MatMul(x, w) y = Add(a, one)", None),  # not one value per channel
+        ("a = MatMul(x, w) c = Add(a, b) y = Mul(c, a)", None),  # the product has another reader
+        ("a = Gemm(x, w, b) y = Add(a, b)", None),  # so has the bias
+        ("a = MatMul(x, w) y = Mul(a, b)", None),
+        ("y = MatMul(x, w)", None),
+    ],
+)
+def test_which_bias_is_an_ops_own(text: str, found: str | None) -> None:
+    model = model_from_text(
+        f"g (float[2,4] x) => (float[2,4] y) {{ {text} }}", 17, w=np.eye(4, dtype=np.float32),
+        b=np.ones(4, np.float32), one=np.ones(1, np.float32),
+    )  # fmt: skip
+    index = GraphIndex(ir.from_proto(model))
+    edge = own_bias(index, index.node["n0"])
+    assert (edge.tensor if edge else None) == found
 
 
 def quantized(folder: Path, **options: Any) -> QuantizeResult:
