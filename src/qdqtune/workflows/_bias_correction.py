@@ -56,8 +56,7 @@ def with_corrected_biases(
         samples: Inputs.
 
     Returns:
-        None at all if no quantized op has a bias of its own, or if the errors can't be measured
-        here.
+        Them; empty if no quantized op has a bias of its own, or the errors can't be measured here.
     """
     index, edges = inserter.index, inserter.index.effective(placement)
     read = {edge.node for edge in edges}
