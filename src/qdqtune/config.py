@@ -56,6 +56,8 @@ WORKFLOWS = (REGION, SUBGRAPH)
 PRESETS = ("quick", "default", "extensive")
 RESUME = ("auto", "never")
 AUTO_STRATEGY = "auto"
+NONE = "none"
+BIAS_CORRECTIONS = ("auto", NONE)
 LATENCY, ACCURACY = "latency", "accuracy"
 OBJECTIVES = (LATENCY, ACCURACY)
 FROM_PYTHON = "qdqtune.tune (Python)"
@@ -360,6 +362,12 @@ class AccuracyConfig(Config):
     performance_threshold: float = option(
         DEFAULT_THRESHOLD, number("a ratio of 1 or more, such as 1.02", 1.0),
         "keep the model as given below this speedup", identity=Identity.YES,
+    )  # fmt: skip
+    bias_correction: str = option(
+        BIAS_CORRECTIONS[0], one_of(BIAS_CORRECTIONS),
+        "auto takes the mean errors of quantized ops off their biases where outputs are far from "
+        "float, if there is calibration data, and keeps that if it brings them nearer",
+        identity=Identity.IF_SET,
     )  # fmt: skip
 
 

@@ -133,9 +133,14 @@ class PackedOutput(ABC):
 
     def flat(self, tensor: str, dtype: ir.DataType | None, label: str) -> str:
         """Return a tensor of any rank and type as a vector of float32."""
-        if dtype != ir.DataType.FLOAT:
-            tensor = self.add("Cast", [tensor], f"{label}_float", to=onnx.TensorProto.FLOAT)
+        tensor = self.real(tensor, dtype, label)
         return self.add("Reshape", [tensor, self.constant([-1])], f"{label}_flat")
+
+    def real(self, tensor: str, dtype: ir.DataType | None, label: str) -> str:
+        """Return a tensor of any type as float32."""
+        if dtype == ir.DataType.FLOAT:
+            return tensor
+        return self.add("Cast", [tensor], f"{label}_float", to=onnx.TensorProto.FLOAT)
 
     def _reduce_block(self) -> None:
         results: list[str] = []

@@ -35,7 +35,8 @@ from qdqtune.records._errors import EngineError, ModelError
 
 Numbers = npt.NDArray[np.float64]
 
-_OUTPUT = "qdqtune_errors"
+OUTPUT = "qdqtune_errors"
+"""The one output of a comparing model."""
 
 # The numbers for every pair: sums of the squares of the float tensor, of the difference and of the
 # other tensor, then the difference's largest magnitude, and the float tensor's extremes.
@@ -163,9 +164,9 @@ def _distances(
         for feeds in samples:
             while True:
                 if opened is None:
-                    order = _ComparingModel(pairing, wiring, tensors, masked).write(path)
+                    order = ComparingModel(pairing, wiring, tensors, masked).write(path)
                     opened = worker.open(path, AS_WRITTEN)
-                numbers = worker.run(opened, feeds)[_OUTPUT].astype(np.float64)
+                numbers = worker.run(opened, feeds)[OUTPUT].astype(np.float64)
                 found = dict(zip(order, numbers.reshape(-1, _NUMBERS), strict=True))
                 strange = {name for name, each in found.items() if not np.isfinite(each[0])}
                 if strange <= masked:
@@ -178,11 +179,11 @@ def _distances(
         if opened is not None:
             with contextlib.suppress(WorkerFailure):
                 worker.release(opened)
-        for name in (path.name, _weights_name(path)):
-            path.with_name(name).unlink(missing_ok=True)
+        for file in (path, ComparingModel.weights_file(path)):
+            file.unlink(missing_ok=True)
 
 
-class _ComparingModel(PackedOutput):
+class ComparingModel(PackedOutput):
     """A model that contains the float and the quantized graph, and outputs their differences.
 
     Args:
@@ -190,6 +191,10 @@ class _ComparingModel(PackedOutput):
         wiring: The inputs of quantized ops.
         tensors: The tensors to compare, by their names in the quantized model.
         masked: Tensors whose huge values, as in masks, are excluded.
+
+    Attributes:
+        pairing: The two models.
+        prefix: What the names of the quantized model's tensors begin with in this one.
     """
 
     def __init__(
@@ -197,16 +202,16 @@ class _ComparingModel(PackedOutput):
         pairing: Pairing,
         wiring: Wiring,
         tensors: Collection[str],
-        masked: Collection[str],
+        masked: Collection[str] = (),
     ) -> None:
-        super().__init__(_OUTPUT)
-        self._pairing = pairing
+        super().__init__(OUTPUT)
+        self.pairing = pairing
         self._wiring = wiring
         self._tensors = tensors
         self._masked = masked
-        self._prefix = f"{_OUTPUT}/"
-        while any(name.startswith(self._prefix) for name in pairing.original.value):
-            self._prefix += "/"
+        self.prefix = f"{OUTPUT}/"
+        while any(name.startswith(self.prefix) for name in pairing.original.value):
+            self.prefix += "/"
         self._read: set[str] = set()
         for node in self._in_order():
             if node.graph is pairing.original.model.graph:
@@ -221,10 +226,10 @@ class _ComparingModel(PackedOutput):
 
     def reduce(self, tensor: str, label: str) -> list[str]:
         """Return the `_NUMBERS` numbers of a pair."""
-        original, quantized = self._pairing.original, self._pairing.quantized
-        source = self._pairing.float_of[tensor]
+        original, quantized = self.pairing.original, self.pairing.quantized
+        source = self.pairing.float_of[tensor]
         before = self.flat(source, original.dtype(source), f"{label}_0")
-        after = self.flat(self._prefix + tensor, quantized.value[tensor].dtype, f"{label}_1")
+        after = self.flat(self.prefix + tensor, quantized.value[tensor].dtype, f"{label}_1")
         if tensor in self._masked:
             size = self.add("Abs", [before], f"{label}_size")
             ordinary = self.add("Less", [size, self.constant(_LARGEST)], f"{label}_ordinary")
@@ -249,14 +254,12 @@ class _ComparingModel(PackedOutput):
         Returns:
             The tensors, in the order of their numbers in the output.
         """
-        models = [self._pairing.original.model, self._pairing.quantized.model]
-        output = make_tensor_value_info(
-            _OUTPUT, onnx.TensorProto.FLOAT, [len(self.order) * _NUMBERS]
-        )
-        graph = onnx.GraphProto(name=_OUTPUT, node=self.nodes, output=[output])
+        models = [self.pairing.original.model, self.pairing.quantized.model]
+        output = make_tensor_value_info(OUTPUT, onnx.TensorProto.FLOAT, [None])
+        graph = onnx.GraphProto(name=OUTPUT, node=self.nodes, output=[output])
         graph.input.extend(ir.to_proto(value) for value in model_inputs(models[0]))
-        store = WeightStore(path.parent, _weights_name(path))
-        for prefix, model in zip(("", self._prefix), models, strict=True):
+        store = WeightStore(path.parent, self.weights_file(path).name)
+        for prefix, model in zip(("", self.prefix), models, strict=True):
             for name, value in model.graph.initializers.items():
                 if prefix + name in self._read and value.const_value is not None:
                     tensor = _reference(store, prefix + name, value.const_value)
@@ -276,12 +279,17 @@ class _ComparingModel(PackedOutput):
             path.write_bytes(proto.SerializeToString())
         return self.order
 
+    @staticmethod
+    def weights_file(path: Path) -> Path:
+        """Return the weights file of a model written to this path."""
+        return path.with_name(f"{path.name}.data")
+
     def _in_order(self) -> Iterator[ir.Node]:
         """Yield the nodes of both graphs that the comparisons depend on.
 
         A node of the quantized graph follows those that it reads or is compared with.
         """
-        pairing = self._pairing
+        pairing = self.pairing
         needed = _ancestors(pairing.quantized, self._tensors, lambda name: bool(self._source(name)))
         taken = {pairing.float_of[name] for name in self._tensors}
         taken |= {self._source(name) for node in needed for name in reads(node, pairing.quantized)}
@@ -307,7 +315,7 @@ class _ComparingModel(PackedOutput):
 
     def _source(self, tensor: str) -> str:
         """Return the float graph's tensor that is read instead of a quantized one; "" if none."""
-        pairing = self._pairing
+        pairing = self.pairing
         is_computed = pairing.quantized.value[tensor].producer() is not None
         if self._wiring is Wiring.ACCUMULATED and is_computed:
             return ""
@@ -316,23 +324,18 @@ class _ComparingModel(PackedOutput):
     def _add_quantized(self, node: ir.Node) -> None:
         """Add a node of the quantized graph, with Casts where it reads from the float graph."""
         names: dict[str, str] = {}
-        for tensor in reads(node, self._pairing.quantized):
+        for tensor in reads(node, self.pairing.quantized):
             source = self._source(tensor)
-            there = self._pairing.original.dtype(source) if source else None
-            here = self._pairing.quantized.dtype(tensor)
+            there = self.pairing.original.dtype(source) if source else None
+            here = self.pairing.quantized.dtype(tensor)
             if there is not None and here is not None and there != here:
-                cast = f"{self._prefix}/{node.name}/{tensor}"
+                cast = f"{self.prefix}/{node.name}/{tensor}"
                 source = self.add("Cast", [source], cast, to=here.value)
-            names[tensor] = source or self._prefix + tensor
+            names[tensor] = source or self.prefix + tensor
         self._read.update(names.values())
         proto = ir.serde.serialize_node(node)
-        _rename(proto, self._prefix, names)
+        _rename(proto, self.prefix, names)
         self.nodes.append(proto)
-
-
-def _weights_name(path: Path) -> str:
-    """Return the name of the weights file of a model written to this path."""
-    return f"{path.name}.data"
 
 
 def _rename(node: onnx.NodeProto, prefix: str, names: dict[str, str]) -> None:

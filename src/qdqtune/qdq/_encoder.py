@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
 import onnx_ir as ir
 
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import weight_axis
 from qdqtune.graph._weights import values_of
-from qdqtune.qdq._dialect import Dialect
+from qdqtune.qdq._dialect import Dialect, QuantFormat
 from qdqtune.qdq._encoding import (
     Array,
     Encoding,
@@ -31,6 +32,9 @@ from qdqtune.qdq._quantization_planner import SharedEncodings, Siblings
 from qdqtune.records._errors import UsageError
 from qdqtune.records._placement import Edge
 from qdqtune.records._ranges import Ranges
+
+# Encodings of weights by themselves, which depend on nothing else.
+_OWN = "weight"
 
 Role = Literal["activation", "constant", "weight", "bias"]
 
@@ -71,6 +75,9 @@ class Encoder:
         quant_type: One of the dialect's quant types.
         ranges: Ranges of the activations.
         given: Encodings by tensor that came with the model; they go before ranges and values.
+
+    Attributes:
+        shifts: What is taken off biases while their ops are quantized, by tensor.
     """
 
     def __init__(
@@ -84,9 +91,10 @@ class Encoder:
         self.index = index
         self.dialect = dialect
         self.quant_type = quant_type
-        self.format = dialect.format_of(quant_type)
+        dialect.format_of(quant_type)  # a type that it doesn't have is refused here
         self.ranges = ranges
         self.given = given or {}
+        self.shifts: Mapping[str, Array] = {}
         self._rules = {node.name: role_rule(dialect, node) for node in index.nodes}
         self._shared = SharedEncodings(index, dialect)
         self._operands: dict[str, _Operands] = {}
@@ -95,18 +103,40 @@ class Encoder:
         self._activations: dict[tuple[object, ...], Encoding] = {}
         self._constants: dict[tuple[object, ...], Encoding] = {}
 
+    @property
+    def format(self) -> QuantFormat:
+        """The formats of the quant type."""
+        return self.dialect.format_of(self.quant_type)
+
     def with_ranges(self, ranges: Ranges) -> Encoder:
-        """Another one, with other ranges; what doesn't depend on them is shared."""
-        other = copy.copy(self)
+        """Another one, with other ranges and no shifts; what doesn't depend on them is shared."""
+        other = self.with_shifts({}) if self.shifts else copy.copy(self)
         other.ranges = ranges
         other._activations = {}
         return other
 
+    def with_shifts(self, shifts: Mapping[str, Array]) -> Encoder:
+        """Another one, which corrects biases; see `shifted`."""
+        other = copy.copy(self)
+        other.shifts = shifts
+        other._constants = {key: kept for key, kept in self._constants.items() if key[0] == _OWN}
+        return other
+
+    def shifted(self, tensor: str) -> Array:
+        """The values of a constant, less its shift if it has one."""
+        values = self._values(tensor)
+        shift = self.shifts.get(tensor)
+        if shift is None:
+            return values
+        return (values.astype(np.float64) - shift.reshape(values.shape)).astype(values.dtype)
+
     def digest(self) -> str:
-        """A hash of what scales come from: ranges, and encodings that came with the model."""
+        """A hash of what scales and biases come from: ranges, given encodings, shifts."""
         digest = hashlib.blake2b(self.ranges.digest().encode(), digest_size=16)
         for name in sorted(self.given):
             digest.update(repr((name, self.given[name])).encode())
+        for name in sorted(self.shifts):
+            digest.update(name.encode() + self.shifts[name].tobytes())
         return digest.hexdigest()
 
     def pairs(self, edges: Iterable[Edge]) -> list[Pair]:
@@ -182,7 +212,7 @@ class Encoder:
         weight = self._weight(operands, siblings)
         key = ("bias", edge.tensor, data.key, weight.key)
         if key not in self._constants:
-            self._constants[key] = encode_bias(self._values(edge.tensor), data, weight)
+            self._constants[key] = encode_bias(self.shifted(edge.tensor), data, weight)
         return self._constants[key]
 
     def _operand(self, tensor: str, siblings: Siblings) -> Encoding:
@@ -234,12 +264,12 @@ class Encoder:
         key = ("weight for a bias", name, bias.tensor, operands.axis, data.key)
         if key not in self._constants:
             precision = self._precision(name)
-            self._constants[key] = fit_bias(encoding, self._values(bias.tensor), data, precision)
+            self._constants[key] = fit_bias(encoding, self.shifted(bias.tensor), data, precision)
         return self._constants[key]
 
     def _own_weight(self, name: str, axis: int | None) -> Encoding:
         """The encoding of a weight by itself, whatever bias is added to its products."""
-        key = ("weight", name, axis)
+        key = (_OWN, name, axis)
         if key not in self._constants:
             values, layout = self._values(name), self.format.weight
             kept = given_weight(self.given.get(name), values, axis, layout)

@@ -25,13 +25,16 @@ from qdqtune.graph._weights import values_of
 from qdqtune.qdq._dialect import Dialect
 from qdqtune.qdq._dynamic import DynamicOps
 from qdqtune.qdq._encoder import Encoder, Pair
-from qdqtune.qdq._encoding import ReadEncoding, quantize
+from qdqtune.qdq._encoding import Array, ReadEncoding, quantize
+from qdqtune.qdq._op_units import own_bias
 from qdqtune.records._errors import UsageError
-from qdqtune.records._placement import Placement
+from qdqtune.records._placement import Edge, Placement
 from qdqtune.records._ranges import Ranges
 
 #: Marks a Sum that is an Add in the float model.
 UNFUSED_ADD = "from Add"
+#: The metadata that tells how many biases were corrected.
+CORRECTED_BIASES = "qdqtune.corrected_biases"
 #: Says which tensor a DequantizeLinear stands for where its name doesn't.
 COPY_OF = "dequantizes "
 
@@ -74,14 +77,46 @@ class Inserter:
         self._serialized: dict[tuple[object, ...], _SerializedPair] = {}
         self._names = FreeNames(value_names(self.index.model))
         self._prefixes: dict[str, str] = {}
+        self._biases: dict[str, Edge] = {}
         self._dynamic = DynamicOps(base, self.encoder, self._names)
 
     def with_ranges(self, ranges: Ranges) -> Inserter:
-        """Another one, with other ranges; weights that were quantized already are shared."""
-        other = copy.copy(self)
+        """Another one, with other ranges; weights that were quantized already are shared.
+
+        Biases are not corrected in it: mean errors depend on ranges.
+        """
+        other = self.with_shifts({}) if self._biases else copy.copy(self)
         other.encoder = self.encoder.with_ranges(ranges)  # weights don't depend on them
         other._metadata = {**self._metadata, "qdqtune.calibration": ranges.source.value}
         return other
+
+    def with_shifts(self, shifts: Mapping[str, Array]) -> Inserter:
+        """Another one, which takes the mean errors of ops off their biases.
+
+        Args:
+            shifts: By name of an op, with a bias of its own: its errors by channel.
+        """
+        other = copy.copy(self)
+        other._biases = {}
+        for name in shifts:
+            edge = own_bias(self.index, self.index.node[name])
+            assert edge is not None
+            other._biases[name] = edge
+        of_biases = {other._biases[name].tensor: shift for name, shift in shifts.items()}
+        other.encoder = self.encoder.with_shifts(of_biases)
+        known = self._serialized.items()
+        other._serialized = {key: pair for key, pair in known if key[1] != "bias"}
+        return other
+
+    def corrected(self, placement: Placement) -> list[str]:
+        """The biases that are corrected in a placement: those of ops that it quantizes."""
+        found, edges = [], self.index.effective(placement)
+        for name, bias in self._biases.items():
+            operands = self.index.reads(self.index.node[name])[:2]
+            is_float = bias.node == name or bias not in edges
+            if is_float and all(Edge(t, name, at) in edges for at, t in enumerate(operands)):
+                found.append(bias.tensor)
+        return found
 
     def of_part(self, part: PreparedModel) -> Inserter:
         """One for a part of the model, in which tensors have the same names."""
@@ -129,9 +164,9 @@ class Inserter:
             rewiring.add(pair, serialized)
             produced = self.index.value[pair.tensor].producer() is not None
             (behind[pair.tensor] if produced else before).append(serialized)
-        constants = [
-            part for name, part in self.base.constant_parts.items() if rewiring.still_read(name)
-        ]
+        corrected = self.corrected(placement)
+        parts = self.base.constant_parts | {name: self._corrected_part(name) for name in corrected}
+        constants = [part for name, part in parts.items() if rewiring.still_read(name)]
         constants += weights.values()
         constants += (serialized.constants for serialized in before)
         constants += (serialized.constants for group in behind.values() for serialized in group)
@@ -149,7 +184,17 @@ class Inserter:
                     rewiring.feed(tensor, serialized) for serialized in behind.get(tensor, ())
                 )
         opsets = self._dynamic.opsets(placement.dynamic)
-        return self.base.assemble(nodes, constants, self._metadata, opsets)
+        metadata = self._metadata
+        if corrected:
+            metadata = {**metadata, CORRECTED_BIASES: str(len(corrected))}
+        return self.base.assemble(nodes, constants, metadata, opsets)
+
+    def _corrected_part(self, bias: str) -> bytes:
+        """A corrected bias, as the base's constants are written."""
+        dtype = self.index.dtype(bias)
+        assert dtype is not None
+        values = ir.Tensor(self.encoder.shifted(bias), dtype, name=bias)
+        return constant_part(self.base.store.reference((bias, tensor_digest(values)), bias, values))
 
     def _serialized_pair(self, pair: Pair) -> _SerializedPair:
         tensor, encoding = pair.tensor, pair.encoding
@@ -167,7 +212,8 @@ class Inserter:
         if stored:
             constant = self.index.value[tensor].const_value
             assert constant is not None
-            values = quantize(values_of(constant), encoding)
+            values = values_of(constant) if pair.role != "bias" else self.encoder.shifted(tensor)
+            values = quantize(values, encoding)
             named.append((f"{prefix}_quantized", values, encoding.dtype))
         tensors = [
             self.base.store.reference((name, tensor_digest(values)), name, values)

@@ -25,6 +25,7 @@ from qdqtune.records._placement import Edge, Placement
 
 _SPLIT_OPS = ("Gather", "Slice", "Split")
 
+_BIAS = 2
 # Used when somebody insists on an op that the dialect has no rule for.
 _PLAIN = OpRule(inputs=None, output=Output.FLOAT)
 _PLAIN_WEIGHTED = OpRule(inputs=(0, 1), weight=1, output=Output.FLOAT)
@@ -273,6 +274,26 @@ def bias_edges(index: GraphIndex, node: ir.Node, rule: OpRule) -> list[Edge]:
     if rule.bias is None or value is None or not is_channel_bias(index, node, value.name or ""):
         return []
     return [Edge(value.name or "", node.name or "", rule.bias)]
+
+
+def own_bias(index: GraphIndex, node: ir.Node) -> Edge | None:
+    """Where the bias of a weighted op is read: by the op, or by the Add behind a MatMul.
+
+    None if there is none that is a constant with one value per channel, and of this op alone.
+    """
+    edge = None
+    if is_op(node, "MatMul"):
+        readers = index.readers(node.outputs[0].name or "")
+        adds = index.node.get(readers[0].node) if len(readers) == 1 else None
+        if is_op(adds, "Add") and adds is not None:
+            position = 1 - readers[0].position
+            edge = Edge(index.reads(adds)[position], adds.name or "", position)
+    elif is_op(node, *WEIGHTED_OPS) and (value := input_at(node, _BIAS)) is not None:
+        edge = Edge(value.name or "", node.name or "", _BIAS)
+    if edge is None or not is_channel_bias(index, node, edge.tensor):
+        return None
+    is_alone = index.readers(edge.tensor) == (edge,) and not index.read_by_body(edge.tensor)
+    return edge if is_alone and index.is_finite(edge.tensor) else None
 
 
 def is_channel_bias(index: GraphIndex, node: ir.Node, bias: str) -> bool:

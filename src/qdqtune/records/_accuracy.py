@@ -199,12 +199,14 @@ class ErrorReport(Result):
         layers: The quantized ops in the order in which they run.
         unpaired: Quantized ops without a counterpart in the float model.
         failure: Why there are no layers; empty if nothing failed.
+        corrected_biases: Number of biases that qdqtune took mean errors off when it quantized the
+            model.
     """
 
     KIND: ClassVar[str] = "errors"
     JSON: ClassVar[str] = (
         "float_model quantized_model engine as_written samples source outputs=by_output layers "
-        "unpaired failure"
+        "unpaired failure corrected_biases"
     )
 
     float_model: str
@@ -217,6 +219,7 @@ class ErrorReport(Result):
     layers: tuple[LayerError, ...]
     unpaired: tuple[str, ...] = ()
     failure: str = ""
+    corrected_biases: int = 0
 
     @property
     def warning(self) -> str:

@@ -165,6 +165,7 @@ class QuantizeReport(Result):
         calibrated_on: Description of the samples.
         method: The range method.
         tried_db: SQNR of the worst output for every method that was tried.
+        corrected_biases: Number of biases that mean errors were taken off.
         sqnr_db: Signal-to-noise ratio per output against the float model; empty if unknown.
         scores_db: The same for the inputs of a final Softmax or ArgMax, by output.
         judged_with: The engine whose kernels computed these ratios.
@@ -187,10 +188,11 @@ class QuantizeReport(Result):
 
     KIND: ClassVar[str] = "quantize"
     JSON: ClassVar[str] = (
-        "output engine dialect quant_type calibration calibrated_on method tried_db sqnr_db "
-        "scores_db min_sqnr_db near_min_sqnr judged_with float_type float_sqnr_db converted_from "
-        "qdq_pairs dynamic_ops unfused_ops bytes_before bytes_after baseline_ms final_ms speedup "
-        "speedup_interval not_timed kept_float reason added nodes=decisions seconds"
+        "output engine dialect quant_type calibration calibrated_on method tried_db "
+        "corrected_biases sqnr_db scores_db min_sqnr_db near_min_sqnr judged_with float_type "
+        "float_sqnr_db converted_from qdq_pairs dynamic_ops unfused_ops bytes_before bytes_after "
+        "baseline_ms final_ms speedup speedup_interval not_timed kept_float reason added "
+        "nodes=decisions seconds"
     )
 
     output: Path | None = None
@@ -204,6 +206,7 @@ class QuantizeReport(Result):
     calibrated_on: str
     method: str = ""
     tried_db: Mapping[str, float] = field(default_factory=dict)
+    corrected_biases: int = 0
     sqnr_db: Mapping[str, float] = field(default_factory=dict)
     scores_db: Mapping[str, float] = field(default_factory=dict)
     judged_with: str = ""

@@ -265,6 +265,7 @@ class Summary(Record):
         unfused_ops: Number of float ops in it that the engine is kept from fusing.
         front: The models of the final comparison of which none is both faster and more accurate
             than another, fastest first; see `pareto.json`.
+        corrected_biases: Number of biases in the written model that mean errors were taken off.
     """
 
     KIND: ClassVar[str] = "summary"
@@ -335,6 +336,7 @@ class Summary(Record):
     dynamic_ops: int = 0
     unfused_ops: int = 0
     front: tuple[FrontPoint, ...] = ()
+    corrected_biases: int = 0
 
     @property
     def contents(self) -> str:

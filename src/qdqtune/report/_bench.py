@@ -46,6 +46,13 @@ def bench_table(record: BenchRecord) -> Table:
     return Table(header, rows, right=(1, 2, 5)).only(range(width))
 
 
+def corrected_lines(biases: int) -> list[str]:
+    """Return the line that biases were corrected, if any were."""
+    if not biases:
+        return []
+    return [f"The mean errors of {biases} op{'s' * (biases != 1)} were taken off their biases."]
+
+
 def busy_lines(share: float) -> list[str]:
     """Explain what waiting for a core means for the comparison, and how to avoid it.
 
@@ -229,7 +236,7 @@ def _layer_lines(report: ErrorReport, top: int) -> list[Line]:
     if missing:
         what = "quantized op has a result" if missing == 1 else "quantized ops have results"
         lines.append(f"{missing} {what} that the float model does not have, by name")
-    return lines
+    return lines + corrected_lines(report.corrected_biases)
 
 
 def _without(report: ErrorReport) -> str:

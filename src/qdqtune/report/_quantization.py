@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from qdqtune.records._quantization import Decision, InsertReport, QuantizeReport, StripReport
 from qdqtune.records._ranges import CalibrationSource
-from qdqtune.report._bench import busy_lines
+from qdqtune.report._bench import busy_lines, corrected_lines
 from qdqtune.report._formatting import Line, Table, cell, page
 
 
@@ -176,6 +176,7 @@ def _accuracy(report: QuantizeReport) -> list[str]:
         others = _others(report.tried_db, report.method)
         than = f" (worst output; others: {others} dB)" if others else ""
         lines.append(f"Calibrated on {report.calibrated_on}, {report.method} ranges{than}.")
+        lines += corrected_lines(report.corrected_biases)
     return lines
 
 

@@ -25,6 +25,7 @@ from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import RangeMethod, Ranges
 from qdqtune.rules._placement_draft import Draft, RuleDecision
 from qdqtune.workflows._accuracy_evaluator import AccuracyEvaluator, Quality, fewest_dropped
+from qdqtune.workflows._bias_correction import COMFORTABLE_DB, NEARLY_DB
 
 _logger = logging.getLogger(__name__)
 
@@ -34,9 +35,6 @@ RULE = "accuracy"
 _SAMPLES = 4
 # With more parts than this, neighbours are joined, since each part must be opened and run.
 _MOST_PARTS = 32
-# Below this, ranges are chosen part by part even if the outputs are accurate enough.
-_COMFORTABLE_DB = 20.0
-
 Part = frozenset[str]
 """Names of ops that are quantized or kept in float together."""
 
@@ -99,12 +97,20 @@ class AccuracyFallback:
     least_db: float | None
     progress: Callable[[str, int, int], None]
 
-    def guard(self, ways: Mapping[RangeMethod, Scaled]) -> FallbackResult:
+    def guard(
+        self, ways: Mapping[RangeMethod, Scaled], improved: Callable[[Scaled], Scaled]
+    ) -> FallbackResult:
         """Reduce the draft until it is accurate enough.
 
         Args:
             ways: The whole draft with the ranges of every allowed method.
+            improved: Returns the draft with the same ranges, and better biases if there are any.
         """
+        near_db = max(each.quality.worst_db for each in ways.values()) - NEARLY_DB
+        ways = {
+            way: improved(scaled) if scaled.quality.worst_db >= near_db else scaled
+            for way, scaled in ways.items()
+        }
         best = max(ways.values(), key=lambda scaled: scaled.quality.worst_db)
         own = self._own_errors(best.inserter, self.draft.placement())
         if self.least_db is None:
@@ -114,8 +120,8 @@ class AccuracyFallback:
         least = self.least_db
         dropped = self._failing(best, own, least)
         tried = self._without(dropped, best)
-        if not tried.placement or tried.quality.shortfall(max(least, _COMFORTABLE_DB)):
-            tried = self._without_worst(ways, tried, dropped, least)
+        if not tried.placement or tried.quality.shortfall(max(least, COMFORTABLE_DB)):
+            tried = self._without_worst(ways, tried, dropped, improved)
         return replace(tried, own=own)
 
     def _failing(
@@ -156,7 +162,7 @@ class AccuracyFallback:
         ways: Mapping[RangeMethod, Scaled],
         best: FallbackResult,
         dropped: Mapping[str, RuleDecision],
-        least: float,
+        improved: Callable[[Scaled], Scaled],
     ) -> FallbackResult:
         """Choose ranges part by part, and drop as few parts as necessary.
 
@@ -164,8 +170,10 @@ class AccuracyFallback:
             ways: The whole draft with every kind of range.
             best: The best of them, without the ops that fail outright.
             dropped: The ops that fail outright.
-            least: The minimum SQNR of the outputs.
+            improved: See `guard`.
         """
+        assert self.least_db is not None
+        least = self.least_db
         _logger.info("looking at what %d parts of the model do to its outputs", len(self.parts))
         parts = [part - dropped.keys() for part in self.parts]
         noise: dict[RangeMethod, list[float]] = {}
@@ -176,7 +184,7 @@ class AccuracyFallback:
                 noise[way].append(self._noise(scaled.inserter, part))
                 done = sum(map(len, noise.values()))
                 self.progress("parts of the model measured alone", done, len(tried) * len(parts))
-        mixed = self._without(dropped, self._mixed(ways, parts, noise))
+        mixed = self._without(dropped, improved(self._mixed(ways, parts, noise)))
         least_noise = [min(noises) for noises in zip(*noise.values(), strict=True)]
         ranked = sorted(range(len(parts)), key=lambda n: -least_noise[n] / self._worth(parts[n]))
         verdicts = [

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from qdqtune.calibration._instrumentation import observe_shapes, unknown_tensors
-from qdqtune.config import QuantizeConfig
+from qdqtune.config import NONE, QuantizeConfig
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._comparison import Allowance
 from qdqtune.engines._interface import SessionOptions
@@ -45,6 +45,7 @@ from qdqtune.workflows._accuracy_fallback import (
     joined,
 )
 from qdqtune.workflows._arguments import constraints_of
+from qdqtune.workflows._bias_correction import is_worth_trying, with_corrected_biases
 from qdqtune.workflows._progress_reporter import ProgressReporter
 from qdqtune.workflows._sample_provider import (
     SampleProvider,
@@ -314,10 +315,13 @@ def _guard(
                 scaled[way] = Scaled(way.value, inserter, accuracy.quality(candidate))
             progress("kinds of ranges compared", len(scaled), len(ways))
         with steps.step("guard"):
-            guarded = AccuracyFallback(
+            fallback = AccuracyFallback(
                 draft, rules.draft, rules.parts(draft), accuracy, target.worker, samples,
                 config.min_sqnr_db, progress,
-            ).guard(scaled)  # fmt: skip
+            )  # fmt: skip
+            guarded = fallback.guard(
+                scaled, lambda one: _with_better_biases(target, accuracy, draft, one)
+            )
     quality, kernels, reason = guarded.quality, accuracy.kernels, ""
     if not guarded.placement:
         least_db = config.min_sqnr_db or 0.0
@@ -336,12 +340,30 @@ def _guard(
         calibration=guarded.scaled.inserter.encoder.ranges.source.value,
         method=guarded.scaled.label,
         tried_db={way.value: each.quality.worst_db for way, each in scaled.items()},
+        corrected_biases=len(guarded.scaled.inserter.corrected(guarded.placement)),
         sqnr_db=quality.against_float,
         scores_db=quality.scores,
         judged_with=registry.title(kernels.engine) if kernels is not None else _AS_WRITTEN,
         float_type=kernels.float_type if kernels is not None else "",
         float_sqnr_db=quality.of_float.worst_db if quality.of_float is not None else None,
     )
+
+
+def _with_better_biases(
+    target: _Target, accuracy: AccuracyEvaluator, draft: Draft, scaled: Scaled
+) -> Scaled:
+    """Return a draft with corrected biases, if they are wanted and bring the outputs nearer."""
+    config, provider = target.request.config, target.provider
+    is_wanted = config.bias_correction != NONE and provider.is_data
+    if not is_wanted or not is_worth_trying(scaled.quality.worst_db, config.min_sqnr_db):
+        return scaled
+    with target.steps.step("correct", "accuracy", "correcting biases"):
+        placement, samples = draft.placement(), provider.unevaluated_samples()
+        for inserter in with_corrected_biases(scaled.inserter, placement, target.worker, samples):
+            quality = accuracy.quality(inserter.write(placement, "corrected"))
+            if quality.worst_db > scaled.quality.worst_db:
+                scaled = replace(scaled, inserter=inserter, quality=quality)
+    return scaled
 
 
 def _time(target: _Target, report: QuantizeReport, candidate: Path) -> QuantizeReport:

@@ -96,6 +96,13 @@ class SampleProvider:
         """Whether the user provided data."""
         return self.source is CalibrationSource.DATA
 
+    def unevaluated_samples(self) -> Iterable[Feeds]:
+        """Return samples that the result is not evaluated on; all if there are few others."""
+        samples = self.samples()
+        first = self.evaluation_sample_count
+        has_others = operator.length_hint(samples) >= 2 * first
+        return itertools.islice(samples, first, None) if has_others else samples
+
     def evaluation_digest(self) -> str:
         """Return a hash of the samples that the result is evaluated on."""
         return self._evaluated()[0]

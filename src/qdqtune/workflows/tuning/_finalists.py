@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from qdqtune.config import DEFAULT_MIN_SQNR_DB
+from qdqtune.config import DEFAULT_MIN_SQNR_DB, NONE
 from qdqtune.graph._files import save_model
 from qdqtune.records._accuracy import APPROXIMATE_SQNR, METRIC, SQNR, Rejected
 from qdqtune.records._front import FrontPoint
@@ -15,6 +15,11 @@ from qdqtune.records._ranges import CalibrationSource, RangeMethod
 from qdqtune.records._tuning import Blanket
 from qdqtune.search._error_model import ErrorModel
 from qdqtune.search._space import Space, State
+from qdqtune.workflows._bias_correction import (
+    NEARLY_DB,
+    is_worth_trying,
+    with_corrected_biases,
+)
 from qdqtune.workflows.tuning import _folder as names
 from qdqtune.workflows.tuning._accuracy import ChoiceAccuracy
 from qdqtune.workflows.tuning._accuracy_repair import AccuracyRepair, name_groups, parts_of
@@ -25,6 +30,8 @@ from qdqtune.workflows.tuning._time_budget import TOLD_AHEAD_S
 
 # Estimates of errors may be wrong by so much: what looks worse is not tried.
 _UNSURE_DB = 1.0
+# Correcting biases takes about as long as this many evaluations.
+_CORRECTION_EVALUATIONS = 8
 # By how much more accurate models differ that are tried where accuracy is the objective.
 _STEP_DB = 2.0
 
@@ -41,6 +48,7 @@ class Finalized:
         timed: The timing of the proposed result; None if nothing was timed.
         float_sqnr_db: SQNR of the float model itself against float32, as the engine computes it.
         metric: The user's metric of the result.
+        corrected_biases: Number of biases in the result that mean errors were taken off.
         lost_to_accuracy: What had to stay float, and why; empty if nothing did.
         left_float: The groups that had to, as far as that is about this result.
         rejected: Candidates that turned out not to be accurate enough.
@@ -55,6 +63,7 @@ class Finalized:
     timed: Timed | None = None
     float_sqnr_db: float | None = None
     metric: float | None = None
+    corrected_biases: int = 0
     lost_to_accuracy: str = ""
     left_float: State = frozenset()
     rejected: tuple[Rejected, ...] = ()
@@ -114,12 +123,13 @@ class Finalists:
 
     run: TuningRun
     space: Space
-    accuracy: Mapping[RangeMethod, ChoiceAccuracy]
+    accuracy: dict[RangeMethod, ChoiceAccuracy]
     lost: str = field(default="", init=False)
     left_float: State = field(default=frozenset(), init=False)
     _is_foreseen: bool = field(default=False, init=False)
     _known: list[Finalist] = field(default_factory=list, init=False)
     _accurate: State = field(default=frozenset(), init=False)
+    _corrected_for: set[tuple[RangeMethod, State]] = field(default_factory=set, init=False)
 
     def falls_short(self, state: State) -> bool:
         """Evaluate a choice once during the search, and reserve time if it needs a repair.
@@ -155,7 +165,7 @@ class Finalists:
         """
         if not self.space.placement(state) or self._accurate:
             return None
-        accuracy = self.accuracy[self._best_ranges(state)]
+        accuracy = self.accuracy[self._best_corrected(state)]
         if not accuracy.shortfall(state, with_metric=with_metric) or state in accuracy.unchecked:
             return None
         kept, self.lost = self._correct(state, accuracy, with_metric=with_metric)
@@ -201,7 +211,7 @@ class Finalists:
     def result(self, state: State) -> Finalized:
         """Return the part of the fastest choice that is accurate enough, written to a file."""
         self.run.reporter.tell("accuracy", "comparing outputs with the float model")
-        method = self._best_ranges(state)
+        method = self._best_corrected(state)
         accuracy = self.accuracy[method]
         kept, lost = self._correct(state, accuracy)
         # A value that an earlier run recorded in the folder must be confirmed.
@@ -390,6 +400,38 @@ class Finalists:
             found[way] = -math.inf if decibels is None else decibels
             progress("kinds of ranges compared", len(found), len(self.accuracy))
         return max(found, key=found.__getitem__)
+
+    def _best_corrected(self, state: State) -> RangeMethod:
+        """Correct the biases of a choice if that is worth trying, and return the best method."""
+        run, best = self.run, self._best_ranges(state)
+        if run.request.config.bias_correction == NONE or not run.provider.is_data:
+            return best
+        if not self.space.placement(state):
+            return best
+        best_db = self.accuracy[best].measured(SQNR, state)
+        for way, accuracy in list(self.accuracy.items()):
+            known_db = accuracy.known(SQNR, state)
+            if known_db is not None and best_db is not None and known_db >= best_db - NEARLY_DB:
+                self._correct_biases(state, way, known_db)
+        return self._best_ranges(state)
+
+    def _correct_biases(self, state: State, method: RangeMethod, before_db: float) -> None:
+        """Correct the biases of all choices, if that brings the outputs of this one nearer."""
+        run, accuracy, tried = self.run, self.accuracy[method], self._corrected_for
+        has_time = run.budget.repair_left_s() >= _CORRECTION_EVALUATIONS * run.budget.evaluation_s
+        least_db = run.request.config.min_sqnr_db
+        if not (has_time and is_worth_trying(before_db, least_db)) or (method, state) in tried:
+            return
+        tried.add((method, state))
+        run.reporter.tell("accuracy", f"correcting biases, with {method.value} ranges")
+        for inserter in with_corrected_biases(
+            accuracy.inserter, self.space.placement(state), run.runner,
+            run.provider.unevaluated_samples(),
+        ):  # fmt: skip
+            other = ChoiceAccuracy(accuracy.evaluation, self.space, inserter)
+            found_db = other.measured(SQNR, state)
+            if found_db is not None and found_db > before_db:
+                self.accuracy[method], before_db = other, found_db
 
     def _correct(
         self, state: State, accuracy: ChoiceAccuracy, *, with_metric: bool = True

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from qdqtune.engines._comparison import Allowance
 from qdqtune.engines._worker import Worker
+from qdqtune.qdq._insert import Inserter
 from qdqtune.records._front import FrontPoint
-from qdqtune.records._ranges import RangeMethod
 from qdqtune.records._tuning import BY_BUDGET, FINISHED, INTERRUPTED
 from qdqtune.search._space import Space, State
 from qdqtune.workflows.tuning import _folder as names
@@ -246,11 +246,13 @@ class Finalizer:
             # It was about another model.
             found = replace(found, lost_to_accuracy="", left_float=frozenset())
         if shipped.method is not None:
-            self._write_region_models(shipped.state, shipped.method)
-            self.evaluator.write_with(shipped.method)
+            inserter = self.finalists.accuracy[shipped.method].inserter
+            self._write_region_models(shipped.state, inserter)
+            self.evaluator.write_with(inserter)
+            found = replace(found, corrected_biases=len(inserter.corrected(shipped.placement)))
         return replace(found, metric=self.finalists.metric(shipped))
 
-    def _write_region_models(self, chosen: State, method: RangeMethod) -> None:
+    def _write_region_models(self, chosen: State, inserter: Inserter) -> None:
         """Write intermediate models: pattern by pattern, with the choices so far."""
         space, calibration = self.evaluator.problem.space, self.evaluator.calibration
         self.run.folder.remove_region_models()
@@ -261,7 +263,7 @@ class Finalizer:
                 so_far |= own
                 file = names.REGION_MODELS.format(view.first.id, view.first.level)
                 placement = space.placement(frozenset(so_far))
-                calibration.inserters[method].write(placement, Path(file).stem)
+                inserter.write(placement, Path(file).stem)
 
     def _keep_earlier(
         self, found: Finalized, earlier: PreviousResult, timed: Timed | None

@@ -25,7 +25,6 @@ from qdqtune.qdq._insert import Inserter
 from qdqtune.records._errors import EngineError, UsageError
 from qdqtune.records._measurement import LayerTime, Measurement
 from qdqtune.records._placement import Placement
-from qdqtune.records._ranges import RangeMethod
 from qdqtune.records._tuning import BY_BUDGET, BY_COUNT, ENGINE_FAILED, FINISHED, INTERRUPTED
 from qdqtune.search._space import Space, State
 from qdqtune.search.patterns._pattern_outcomes import PatternOutcome
@@ -188,18 +187,17 @@ class CandidateEvaluator:
             self._files[key] = file if placement else self.plain
         return self._files[key]
 
-    def write_with(self, method: RangeMethod) -> None:
-        """Write all candidates with other ranges: those of the result, in which they are exported.
+    def write_with(self, inserter: Inserter) -> None:
+        """Write all candidates with the encodings of the result, in which they are exported.
 
         Args:
-            method: The method of these ranges; nothing changes if the search used them.
+            inserter: What wrote the result; nothing changes if the search used it.
         """
-        inserter = self.calibration.inserters[method]
         if inserter is self.calibration.inserter:
             return
         progress, states = self.run.reporter.progress("result"), self.fastest_first()
         for number, state in enumerate(states):
-            progress("candidates written with its ranges", number, len(states))
+            progress("candidates written with its scales", number, len(states))
             if placement := self.problem.space.placement(state):
                 self._written(self.key(state), placement, inserter)
 

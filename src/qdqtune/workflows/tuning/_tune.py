@@ -479,6 +479,7 @@ def summarize(result: RunResult, model: Path) -> Summary:
         blanket=final.blanket,
         rejected=final.rejected,
         front=final.front,
+        corrected_biases=final.corrected_biases,
     )
 
 
