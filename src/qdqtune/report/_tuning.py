@@ -450,9 +450,6 @@ _LISTED = ("candidate", "tensors", "latency ms", "speedup", "output SQNR", "metr
 _LISTED_NOTE = (
     "Speedups are the search's estimates over float; latencies were measured at different times."
 )
-_LISTED_DB = (
-    "Output SQNR is that of the files in the front, and of others with the ranges of the search."
-)
 
 
 def candidates_text(candidates: Sequence[Candidate], most: int | None = None) -> str:
@@ -468,8 +465,7 @@ def candidates_text(candidates: Sequence[Candidate], most: int | None = None) ->
     table = Table(_LISTED, [_candidate_row(one) for one in ordered[:most]], right=(1, 2, 3, 4, 5))
     shown = [n for n in range(len(_LISTED)) if n not in (4, 5) or any(r[n] for r in table.rows)]
     more = len(ordered) - len(table.rows)
-    notes = [_LISTED_NOTE, *([_LISTED_DB] if 4 in shown else [])]
-    return page([table.only(shown), *([f"and {more} more: --list"] if more else []), *notes])
+    return page([table.only(shown), *([f"and {more} more: --list"] if more else []), _LISTED_NOTE])
 
 
 def _candidate_row(one: Candidate) -> list[str]:
