@@ -20,7 +20,13 @@ from qdqtune.qdq.dialects import dialect_named
 from qdqtune.search._space import group_ops
 from qdqtune.search.regions._region import Region, leaves, walk
 from qdqtune.search.regions._scope_search import ScopeRegionSearch, division_of, find_regions
-from qdqtune.search.regions._scopes import NAME_SCOPES, scope_of, scope_of_region, title_of
+from qdqtune.search.regions._scopes import (
+    NAME_SCOPES,
+    kind_of,
+    scope_of,
+    scope_of_region,
+    title_of,
+)
 from tests.autotune.graphs import index_of, shuffle, zoo_index
 from tests.autotune.scoped import encoder, with_scopes
 from tests.autotune.test_region_search import check_cover
@@ -161,6 +167,19 @@ def test_scopes_are_read(name: str, properties: dict[str, str], scope: str) -> N
 )
 def test_titles_say_what_scopes_have_in_common(scopes: list[str], title: str) -> None:
     assert title_of([tuple(scope.split(".")) if scope else () for scope in scopes]) == title
+
+
+@pytest.mark.parametrize(
+    ("scope", "kind"),
+    [
+        ("layer1.0.conv2", "layer1.*.conv2"),
+        ("encoder.layer.11.attn", "encoder.layer.*.attn"),
+        ("encoder.layer_11.attn", "encoder.layer_*.attn"),
+        ("head", "head"),
+    ],
+)
+def test_layers_have_modules_of_the_same_kinds(scope: str, kind: str) -> None:
+    assert kind_of(tuple(scope.split("."))) == kind
 
 
 @pytest.mark.parametrize("name", zoo.ARCHITECTURES)

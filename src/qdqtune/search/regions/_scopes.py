@@ -112,8 +112,12 @@ def _ends(sequences: Sequence[_Items]) -> tuple[_Items, _Items]:
 
 
 def kind_of(scope: Scope) -> str:
-    """Return a scope without its numbers: equal for the same module of every layer."""
-    return _NUMBER.sub("*", ".".join(scope))
+    """Return a scope without the numbers of layers: equal for the same module of each.
+
+    Without numbers that stand alone, as in `layer.0`, those in names count, as in `layer_0`.
+    """
+    plain = ".".join("*" if part.isdecimal() else part for part in scope)
+    return plain if "*" in plain else _NUMBER.sub("*", plain)
 
 
 def _alike(words: Iterable[str]) -> str:
