@@ -97,6 +97,7 @@ def inspect_region_search(
     onnx_path: str | os.PathLike[str],
     max_sequence_size: int = _DEFAULT_SEQUENCE_SIZE,
     include_all_regions: bool = False,
+    regions: str = AUTO,
 ) -> list[Region]:
     """Print the region tree of a model and return the regions.
 
@@ -104,6 +105,7 @@ def inspect_region_search(
         onnx_path: The model.
         max_sequence_size: Maximum number of nodes in a sequence inside a composite region.
         include_all_regions: Whether regions without quantizable operations are shown and returned.
+        regions: What divides the model, as for `tune`.
 
     Returns:
         The outermost regions, with their children.
@@ -111,7 +113,9 @@ def inspect_region_search(
     Raises:
         QdqtuneError: For any error that the user can act on.
     """
-    return _show(onnx_path, max_sequence_size, include_all_regions, verbose=False)
+    return _show(
+        onnx_path, max_sequence_size, include_all_regions, verbose=False, divided_by=regions
+    )
 
 
 def _show(
