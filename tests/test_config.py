@@ -61,6 +61,7 @@ TYPED: dict[str, tuple[list[str], Any]] = {
                        {"a": "1", "b": "2=3"}),
     "threads": (["--threads", "3"], 3),
     "quant_type": (["--quant_type", "fp8"], "fp8"),
+    "regions": (["--regions", "structure"], "structure"),
     "precision": (["--precision", "float16"], "float16"),
     "optimize": (["--no_optimize"], False),
     "workflow": (["--mode", "subgraph"], "subgraph"),
@@ -177,6 +178,7 @@ EXPORT_TYPED: dict[str, tuple[list[str], Any]] = {
 }
 INSPECT_TYPED: dict[str, tuple[list[str], Any]] = {
     **DATA,
+    "regions": (["--regions", "scope"], "scope"),
     "inputs": SHAPES_TYPED["inputs"],
     "max_sequence_size": (["--max_sequence_size", "5"], 5),
     "by_shape": (["--by_shape"], True),

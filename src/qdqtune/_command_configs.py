@@ -13,6 +13,7 @@ from qdqtune._image_config import ImageConfig
 from qdqtune.config import (
     FLOAT_TYPE,
     INPUTS,
+    REGIONS,
     CalibrationConfig,
     EngineConfig,
     InputConfig,
@@ -37,7 +38,7 @@ from qdqtune.options import (
     whole,
 )
 from qdqtune.records._inputs import ShapesOrRequest
-from qdqtune.records._precision import QUANT_TYPES, Precision
+from qdqtune.records._precision import AUTO, QUANT_TYPES, Precision
 from qdqtune.records._results import EXCLUSION_TOOLS
 
 
@@ -235,6 +236,11 @@ class InspectConfig(DialectConfig, SizeConfig):
     engine: str = option(
         "auto", NAME, "the engine whose dialect is used, and that runs the model if it is run"
     )
+    regions: str = option(
+        AUTO, one_of(REGIONS),
+        "what divides the model into regions: its structure, or the modules that exporters record "
+        "as scopes of nodes; auto takes scopes where they are recorded",
+    )  # fmt: skip
     max_sequence_size: int = option(
         10, whole(1), "longest sequence of ops inside a composite region"
     )

@@ -58,6 +58,8 @@ RESUME = ("auto", "never")
 AUTO_STRATEGY = "auto"
 NONE = "none"
 BIAS_CORRECTIONS = ("auto", NONE)
+STRUCTURE, SCOPE = "structure", "scope"
+REGIONS = (AUTO, STRUCTURE, SCOPE)
 LATENCY, ACCURACY = "latency", "accuracy"
 OBJECTIVES = (LATENCY, ACCURACY)
 FROM_PYTHON = "qdqtune.tune (Python)"
@@ -278,6 +280,12 @@ class SearchConfig(Config):
         AUTO_STRATEGY, NAME,
         "what decides which placement to measure next; auto chooses by the number of choices",
         identity=Identity.IF_SET,
+    )  # fmt: skip
+    regions: str = option(
+        AUTO, one_of(REGIONS),
+        "what divides the model into regions: its structure, or the modules that exporters record "
+        "as scopes of nodes; auto takes scopes where they are recorded, and what an earlier run "
+        "in the folder took", identity=Identity.IF_SET,
     )  # fmt: skip
     dynamic_only: bool = option(
         False, SWITCH,

@@ -89,11 +89,11 @@ def disguised(
     graph = copy.graph
     for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
         value.name = renamed(value.name)
-    _shuffle(graph, chance)
+    shuffle(graph, chance)
     return copy, nodes, tensors
 
 
-def _shuffle(graph: onnx.GraphProto, chance: random.Random) -> None:
+def shuffle(graph: onnx.GraphProto, chance: random.Random) -> None:
     """Put the nodes in another topological order."""
     left = list(graph.node)
     made = {value.name for value in (*graph.input, *graph.initializer)} | {""}

@@ -14,6 +14,7 @@ from qdqtune.autotune.region_inspect import inspect_region_search
 from qdqtune.autotune.region_inspect import main as region_inspect
 from qdqtune.cli.main import main
 from qdqtune.search.regions._region import Region, walk
+from tests.autotune.scoped import encoder
 from tests.conftest import model_from_text
 
 Capture = pytest.CaptureFixture[str]
@@ -109,18 +110,18 @@ def test_shapes_divide_patterns(models: dict[str, str], capsys: Capture) -> None
 
 
 def test_a_smaller_sequence_gives_more_regions(models: dict[str, str], capsys: Capture) -> None:
-    few = record(capsys, models["vit"])
-    many = record(capsys, models["vit"], "--max_sequence_size", "1")
+    few = record(capsys, models["vit"], "--regions", "structure")
+    many = record(capsys, models["vit"], "--regions", "structure", "--max_sequence_size", "1")
     assert len(many["regions"]) > len(few["regions"])
 
 
 def test_the_text(models: dict[str, str], capsys: Capture) -> None:
-    assert main(["inspect", models["resnet"], "--max_items", "2"]) == 0
+    assert main(["inspect", models["resnet"], "--max_items", "2", "--regions", "structure"]) == 0
     out = capsys.readouterr().out
     for words in (
         "49 ops after folding",
         "32 ops can be quantized: Conv 20, Add 8",
-        "10 regions (10 LEAF, 0 COMPOSITE), 49 of 49 ops in them (100.0 %)",
+        "10 regions by structure (10 LEAF, 0 COMPOSITE), 49 of 49 ops in them (100.0 %)",
         "4 patterns of leaves; 9 if types and shapes count",
         "and 2 more patterns",
         "and 8 more regions: --max_items 0 shows all",
@@ -260,3 +261,26 @@ def test_an_engine_may_be_named_with_its_version(
 ) -> None:
     assert main(["inspect", models["mixed"], "--engine", engine, "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["dialect"] == dialect
+
+
+def test_modules_are_named(tmp_path: Path, capsys: Capture) -> None:
+    path = str(tmp_path / "encoder.onnx")
+    onnx.save(encoder("dynamo"), path)
+    assert main(["inspect", path, "--max_items", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "regions by scope" in out
+    assert "encoder.layer.*.attn.*_proj" in out
+    assert " LEAF encoder.layer.1.mlp.fc1 5 ops" in out
+    found = record(capsys, path)
+    assert found["divided_by"] == "scope"
+    assert "encoder.layer.0.attn" in {region["scope"] for region in found["regions"]}
+    assert record(capsys, path, "--regions", "structure")["divided_by"] == "structure"
+
+
+def test_region_inspect_names_modules_too(tmp_path: Path, capsys: Capture) -> None:
+    path = str(tmp_path / "encoder.onnx")
+    onnx.save(encoder("legacy"), path)
+    assert region_inspect(["--model", path]) == 0
+    assert "Scope: encoder.layer.0.attn.k_proj" in capsys.readouterr().out
+    assert region_inspect(["--model", path, "--regions", "structure"]) == 0
+    assert "Scope: encoder.layer.0.attn.k_proj" not in capsys.readouterr().out

@@ -359,6 +359,7 @@ def journal_bodies(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, A
         journal.keep_file(key, "ab" * 16)
     journal.keep_shares({"n0": 0.5, "n1": 0.5})
     journal.keep_samples(4)
+    journal.keep_division("scope")
     journal.keep_build_s(12.5)
     journal.add_round(float_key, ["one", "two"], "screen", Round(2.0, (1.5, 1.4), (0.2, 0.3)))
     journal.add(float_key, "one", "screen", Score(0.2, 0.01), DETAILS)

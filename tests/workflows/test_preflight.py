@@ -185,7 +185,7 @@ def test_regions_without_a_node_that_matches_are_skipped(
     wildcards: list[str], blocks: set[str], regions: int, resnet: Path
 ) -> None:
     """What is named may be nothing to quantize; a pattern is tuned in all of its regions."""
-    found = choices(resnet, region_filter=wildcards)
+    found = choices(resnet, region_filter=wildcards, regions="structure")
     nodes = [name for group in found.groups for name in group.nodes]
     assert {name.rpartition(".")[0] for name in nodes} == blocks
     assert found.regions == regions

@@ -44,6 +44,7 @@ def result(model: Path, tmp_path_factory: pytest.TempPathFactory) -> TuneResult:
             engine=REFUSING.name,
             engine_options={**QUIET, "refuses": REFUSED},
             preset="quick",
+            regions="structure",  # whose leaves are numbered in the order of the patterns
             output_dir=tmp_path_factory.mktemp("runs") / "run",
         )
 
@@ -65,7 +66,7 @@ def test_regions_have_the_numbers_of_the_inspection_and_of_the_models(
     logs: dict[tuple[int, int], str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    regions = {region.id for region in leaves(inspect_region_search(model))}
+    regions = {region.id for region in leaves(inspect_region_search(model, regions="structure"))}
     capsys.readouterr()
     patterns = read_state(result.output_dir / "autotuner_state.yaml").patterns
     logged = sorted({region for region, _ in logs})

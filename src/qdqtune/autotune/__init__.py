@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     )
     from qdqtune.search.regions._region import Region, RegionType
     from qdqtune.search.regions._region_search import CombinedRegionSearch, region_of
+    from qdqtune.search.regions._scope_search import ScopeRegionSearch
 
 __all__ = [
     "MODE_PRESETS",
@@ -71,6 +72,7 @@ __all__ = [
     "RegionPattern",
     "RegionType",
     "ResolvedInsertionPoint",
+    "ScopeRegionSearch",
     "StoreWithExplicitFlag",
     "TensorRTPyBenchmark",
     "TrtExecBenchmark",
@@ -138,9 +140,9 @@ _HOMES = {
     "qdqtune.search.patterns._region_pattern": "InsertionScheme PatternSchemes RegionPattern",
     "qdqtune.search.regions._region": "Region RegionType",
     "qdqtune.search.regions._region_search": (
-        "CombinedRegionSearch RegionPartitioner RegionSearchBase TorchRegionBuilder "
-        "TopDownRegionBuilder region_of"
+        "CombinedRegionSearch RegionPartitioner RegionSearchBase TopDownRegionBuilder region_of"
     ),
+    "qdqtune.search.regions._scope_search": "ScopeRegionSearch TorchRegionBuilder",
     "qdqtune.search.subgraphs._fusion_groups": "FusionGroup",
 }
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from qdqtune._parser import Parser
 from qdqtune.cli._flags import add_limits, positive
 from qdqtune.cli._runner import FAILED, OK, USAGE, run_safely, set_up_logging
+from qdqtune.config import REGIONS
+from qdqtune.records._precision import AUTO
 
 if TYPE_CHECKING:
     from qdqtune.search.regions._region import Region
@@ -40,6 +42,13 @@ def get_parser() -> argparse.ArgumentParser:
         default=_DEFAULT_SEQUENCE_SIZE,
         metavar="N",
         help="longest sequence of nodes inside a composite region (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--regions",
+        choices=REGIONS,
+        default=AUTO,
+        help="what divides the model: its structure, or the modules that exporters record as "
+        "scopes of nodes, if they do (default: %(default)s)",
     )
     parser.add_argument(
         "--include_all_regions",
@@ -77,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.max_sequence_size,
             options.include_all_regions,
             verbose=options.verbose,
+            divided_by=options.regions,
         )
         return OK
 
@@ -87,6 +97,7 @@ def inspect_region_search(
     onnx_path: str | os.PathLike[str],
     max_sequence_size: int = _DEFAULT_SEQUENCE_SIZE,
     include_all_regions: bool = False,
+    regions: str = AUTO,
 ) -> list[Region]:
     """Print the region tree of a model and return the regions.
 
@@ -94,6 +105,7 @@ def inspect_region_search(
         onnx_path: The model.
         max_sequence_size: Maximum number of nodes in a sequence inside a composite region.
         include_all_regions: Whether regions without quantizable operations are shown and returned.
+        regions: What divides the model, as for `tune`.
 
     Returns:
         The outermost regions, with their children.
@@ -101,17 +113,24 @@ def inspect_region_search(
     Raises:
         QdqtuneError: For any error that the user can act on.
     """
-    return _show(onnx_path, max_sequence_size, include_all_regions, verbose=False)
+    return _show(
+        onnx_path, max_sequence_size, include_all_regions, verbose=False, divided_by=regions
+    )
 
 
 def _show(
-    path: str | os.PathLike[str], max_sequence_size: int, all_regions: bool, *, verbose: bool
+    path: str | os.PathLike[str],
+    max_sequence_size: int,
+    all_regions: bool,
+    *,
+    verbose: bool,
+    divided_by: str = AUTO,
 ) -> list[Region]:
     from qdqtune.report._inspection import region_tree_text
     from qdqtune.search.regions._region import walk
     from qdqtune.workflows._inspect import regions_of
 
-    regions, records = regions_of(Path(path), max_sequence_size)
+    regions, records = regions_of(Path(path), max_sequence_size, divided_by)
     print(region_tree_text(records, all_regions=all_regions, verbose=verbose))
     if all_regions:
         return regions

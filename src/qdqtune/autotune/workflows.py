@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from qdqtune.autotune import QDQAutotuner
-from qdqtune.config import SUBGRAPH
+from qdqtune.config import STRUCTURE, SUBGRAPH
 from qdqtune.engines._native_dialect import native_dialect
 from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._files import load_model, model_from_proto, save_model, without_graphsurgeon
@@ -140,6 +140,7 @@ def region_pattern_autotuning_workflow(
             qdq_baseline=existing_baseline(qdq_baseline_model),
             pattern_cache=existing_cache(pattern_cache_file),
             state_file=Path(state_file) if state_file is not None else None,
+            regions=STRUCTURE,  # as the autotuner that is returned finds them
             region_filter=_patterns(node_filter_list),
             output_dir=folder,
         )

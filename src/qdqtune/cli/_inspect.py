@@ -24,7 +24,7 @@ EXAMPLES = (
 )
 
 _OF_RUNS = ("sort", "threads", "runs", "engine_option", "min_shapes", "max_shapes")
-_OF_REGIONS = ("why", "dialect", "all_regions", "by_shape")
+_OF_REGIONS = ("why", "dialect", "all_regions", "by_shape", "regions")
 
 
 @dataclass(frozen=True, kw_only=True)

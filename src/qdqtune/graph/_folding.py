@@ -287,14 +287,14 @@ def _keep_precision(node: ir.Node) -> None:
 
 
 def _fold_batchnorms(model: ir.Model) -> bool:
-    """Fold BatchNorms into the weighted op before them, which keeps its name."""
+    """Fold BatchNorms into the weighted op before them, which keeps its name and metadata."""
     # A rewritten node takes over the output of the absorbed BatchNorm, by which its name is found.
     absorbed = {}
     norms = [node for node in model.graph if is_op(node, "BatchNormalization")]
     for node in norms:
         producer = node.inputs[0].producer() if node.inputs[0] is not None else None
         if producer is not None:
-            absorbed[node.outputs[0].name] = producer.name
+            absorbed[node.outputs[0].name] = producer.name, dict(producer.metadata_props)
     if not absorbed:
         return False
     before = len(model.graph)
@@ -304,9 +304,10 @@ def _fold_batchnorms(model: ir.Model) -> bool:
     passes.RemoveUnusedNodesPass()(model)
     kept = {node.name for node in model.graph}
     for node in model.graph:
-        name = absorbed.get(node.outputs[0].name)
+        name, metadata = absorbed.get(node.outputs[0].name, (None, {}))
         if name is not None and name not in kept:
             node.name = name
+            node.metadata_props.update(metadata)
             _keep_precision(node)
     return len(model.graph) != before
 

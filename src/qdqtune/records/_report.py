@@ -164,6 +164,8 @@ class PatternRow(Record):
             unknown.
         after_ms: The same in the result.
         dynamic: Number of ops in all its regions that the result quantizes at run time.
+        title: The modules of its regions, with ``*`` for what varies; empty if they have nothing
+            in common.
     """
 
     op_types: tuple[str, ...]
@@ -173,6 +175,7 @@ class PatternRow(Record):
     before_ms: float | None = None
     after_ms: float | None = None
     dynamic: int = 0
+    title: str = ""
 
 
 @dataclass(frozen=True)

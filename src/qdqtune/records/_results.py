@@ -294,6 +294,7 @@ class RegionRecord:
         outputs: Tensors that are read outside it.
         pattern: Number of its pattern; None if it has children.
         quantizable: Whether it or a descendant has a node with an insertion point.
+        scope: The module of the nodes that matter; empty if that is the model, or is not known.
     """
 
     id: int
@@ -308,6 +309,7 @@ class RegionRecord:
     outputs: tuple[str, ...]
     pattern: int | None
     quantizable: bool
+    scope: str = ""
 
 
 @dataclass(frozen=True)
@@ -322,6 +324,8 @@ class PatternRecord:
         op_types: Op types of its nodes, in canonical order.
         points: Number of insertion points.
         variants: Number of patterns it splits into if types and shapes count; 1 if they already do.
+        title: The modules of its regions, with ``*`` for what varies; empty if they have nothing
+            in common.
     """
 
     number: int
@@ -331,6 +335,7 @@ class PatternRecord:
     op_types: tuple[str, ...]
     points: int
     variants: int
+    title: str = ""
 
 
 @dataclass(frozen=True)
@@ -444,6 +449,7 @@ class Inspection(Result):
         why: The answer to a query about a tensor or a node.
         converted_from: The half-precision type of the file, if the model is inspected in float32
             because there are no integer kernels for that type.
+        divided_by: What divides the model into regions: ``structure`` or ``scope``.
     """
 
     KIND: ClassVar[str] = "inspection"
@@ -464,6 +470,7 @@ class Inspection(Result):
     at_run_time: int = 0
     why: TensorAnswer | NodeAnswer | None = None
     converted_from: str = ""
+    divided_by: str = "structure"
 
     @property
     def leaf_sizes(self) -> list[int]:

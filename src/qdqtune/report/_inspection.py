@@ -171,9 +171,9 @@ def _region_counts(record: Inspection) -> str:
     kinds = f"{len(leaves)} LEAF, {composites} COMPOSITE"
     average = sum(leaves) / max(1, len(leaves))
     return (
-        f"{len(record.regions)} regions ({kinds}), {record.covered} of {record.nodes} ops in them "
-        f"({covered:.1f} %); leaves have {min(leaves, default=0)} to {max(leaves, default=0)} "
-        f"ops, {average:.1f} on average"
+        f"{len(record.regions)} regions by {record.divided_by} ({kinds}), {record.covered} of "
+        f"{record.nodes} ops in them ({covered:.1f} %); leaves have "
+        f"{min(leaves, default=0)} to {max(leaves, default=0)} ops, {average:.1f} on average"
     )
 
 
@@ -185,11 +185,14 @@ def _patterns(record: Inspection, max_items: int) -> list[Line]:
         if record.by_shape
         else f"{count} patterns of leaves; {variants} if types and shapes count (--by_shape)"
     )
+    is_named = any(pattern.title for pattern in record.patterns)
     rows = [
         [str(p.number), str(p.regions), str(p.variants), str(p.points), _ops(p.op_types)]
+        + ([shortened(p.title, _LONGEST_NAME)] if is_named else [])
         for p in record.patterns[: max_items or None]
     ]
-    table = Table(["pattern", "regions", "shapes", "points", "ops"], rows, right=(0, 1, 2, 3))
+    titles = ["pattern", "regions", "shapes", "points", "ops", *(["module"] if is_named else [])]
+    table = Table(titles, rows, right=(0, 1, 2, 3))
     return [title, table, *_and_more(count - len(rows), "pattern")]
 
 
@@ -216,9 +219,10 @@ def _region_line(region: RegionRecord, open_levels: dict[int, bool]) -> str:
     border = f"{_names(region.inputs)} -> {_names(region.outputs)}"
     ops = _ops(region.op_types) if region.op_types else f"{len(region.children)} regions"
     pattern = f", pattern {region.pattern}" if region.pattern is not None else ""
-    return (
-        f"{indent}{branch} {region.id} {region.type} {region.size} ops{pattern}: {ops} [{border}]"
-    )
+    called = f"{region.id} {region.type}"
+    if region.scope:
+        called += f" {shortened(region.scope, _LONGEST_NAME)}"
+    return f"{indent}{branch} {called} {region.size} ops{pattern}: {ops} [{border}]"
 
 
 def _ops(op_types: Iterable[str]) -> str:
@@ -268,7 +272,8 @@ def _statistics(regions: Sequence[RegionRecord], leaves: Sequence[int]) -> list[
 
 
 def _region(region: RegionRecord, verbose: bool) -> list[str]:
-    facts = [f"Direct nodes: {len(region.nodes)}"]
+    facts = [f"Scope: {region.scope}"] if region.scope else []
+    facts.append(f"Direct nodes: {len(region.nodes)}")
     if region.op_types:
         facts.append(f"Nodes: {some(list(dict.fromkeys(region.op_types)), _MOST_TREE_NAMES)}")
     if verbose and region.nodes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -11,6 +11,7 @@ from itertools import filterfalse
 
 import onnx_ir as ir
 
+from qdqtune.config import SCOPE, STRUCTURE
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import WEIGHTED_OPS
 from qdqtune.qdq._op_units import norms_of
@@ -22,7 +23,8 @@ from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.search.patterns._region_pattern import PatternView, group_regions, view_pattern
 from qdqtune.search.regions._canonical import CanonicalRegion
 from qdqtune.search.regions._region import leaves
-from qdqtune.search.regions._region_search import CombinedRegionSearch
+from qdqtune.search.regions._scope_search import division_of, find_regions
+from qdqtune.search.regions._scopes import kind_of, scope_of_region
 
 _logger = logging.getLogger(__name__)
 
@@ -321,6 +323,7 @@ class Grouping:
         cached: What a pattern cache would quantize.
         cached_patterns: How many patterns of it are in the model.
         ruled: Names of the ops that placement rules would quantize.
+        divided_by: What divides the model into regions.
     """
 
     groups: tuple[Group, ...] = ()
@@ -329,6 +332,7 @@ class Grouping:
     cached: frozenset[Edge] = frozenset()
     cached_patterns: int = 0
     ruled: frozenset[str] = frozenset()
+    divided_by: str = STRUCTURE
 
     @property
     def patterns(self) -> int:
@@ -352,20 +356,26 @@ class Grouping:
 
 
 def group_ops(
-    index: GraphIndex, planner: QuantizationPlanner, cache: PatternCache | None = None
+    index: GraphIndex,
+    planner: QuantizationPlanner,
+    cache: PatternCache | None = None,
+    regions: str = STRUCTURE,
 ) -> Grouping:
     """Find the choices that a dialect leaves in a model.
 
     Regions with the same structure and shapes share a pattern, and the ops in one place of it are
-    one group: all the insertion points of that place, in every region of the pattern.
+    one group: all the insertion points of that place, in every region of the pattern. Modules of
+    different names, such as the projections of an attention, have groups of their own.
 
     Args:
         index: The model, with shapes.
         planner: What can be quantized in it.
         cache: What other runs found.
+        regions: What divides the model into regions.
     """
-    regions = leaves(CombinedRegionSearch(index).search_regions())
-    patterns = group_regions(regions, index)
+    divided_by = division_of(index, regions)
+    found_regions = leaves(find_regions(index, divided_by))
+    patterns = group_regions(found_regions, index)
     views = tuple(view_pattern(forms, index) for forms in patterns)
     found: list[tuple[int, Group]] = []
     possible = {
@@ -374,9 +384,9 @@ def group_ops(
         Form.UNFUSED: frozenset(planner.unfused),
     }
     for view, forms in zip(views, patterns, strict=True):
-        for role, places in enumerate(zip(*(form.nodes for form in forms), strict=True)):
-            nodes = [index.nodes[place] for place in sorted(places)]
-            signature = view.pattern.signature
+        signature = view.pattern.signature
+        for role, places in _roles(forms, index, by_kind=divided_by == SCOPE):
+            nodes = [index.nodes[place] for place in places]
             for form, ops in possible.items():
                 names = tuple(node.name or "" for node in nodes if node.name in ops)
                 if names:
@@ -393,7 +403,22 @@ def group_ops(
             for region in forms:
                 cached |= _cached_edges(cache, view, region, index)
     groups = tuple(group for _, group in found)
-    return Grouping(groups, len(regions), views, frozenset(cached), cached_patterns)
+    return Grouping(
+        groups, len(found_regions), views, frozenset(cached), cached_patterns, divided_by=divided_by
+    )
+
+
+def _roles(
+    forms: Sequence[CanonicalRegion], index: GraphIndex, *, by_kind: bool
+) -> Iterator[tuple[int, list[int]]]:
+    """Yield each place of a pattern with the positions of the ops in it, modules of a kind each."""
+    kinds: dict[str, list[CanonicalRegion]] = {}
+    for form in forms:
+        kind = kind_of(scope_of_region(form.region, index)) if by_kind else ""
+        kinds.setdefault(kind, []).append(form)
+    for alike in kinds.values():
+        for role, places in enumerate(zip(*(form.nodes for form in alike), strict=True)):
+            yield role, sorted(places)
 
 
 def _cached_edges(

@@ -29,7 +29,7 @@ from qdqtune.records._errors import EngineError
 from qdqtune.records._inputs import request_of
 from qdqtune.records._layers import GroupRecord, GroupsRecord, LayersRecord, MappedLayer
 from qdqtune.records._placement import Placement
-from qdqtune.records._precision import FLOAT_TYPES, Precision
+from qdqtune.records._precision import AUTO, FLOAT_TYPES, Precision
 from qdqtune.records._results import (
     Inspection,
     PatternRecord,
@@ -43,7 +43,8 @@ from qdqtune.search.patterns._insertion_points import (
 from qdqtune.search.patterns._region_pattern import RegionPattern
 from qdqtune.search.regions._canonical import CanonicalRegion, canonical_region
 from qdqtune.search.regions._region import Region, walk
-from qdqtune.search.regions._region_search import CombinedRegionSearch
+from qdqtune.search.regions._scope_search import division_of, find_regions
+from qdqtune.search.regions._scopes import Scope, scope_of_region, title_of
 from qdqtune.search.subgraphs._fusion_groups import fusion_groups
 from qdqtune.search.subgraphs._quantizable_groups import content_of
 from qdqtune.workflows._arguments import AnyModel, as_file, choose_dialect, name_of
@@ -93,7 +94,8 @@ def inspect(model: AnyModel, config: InspectConfig) -> Inspection:
             index = GraphIndex(source.model)
             planner = QuantizationPlanner(index, dialect_choice, quant_type)
             why = answer_of(config.why, planner, path) if config.why is not None else None
-            regions = CombinedRegionSearch(index, config.max_sequence_size).search_regions()
+            divided_by = division_of(index, config.regions)
+            regions = find_regions(index, divided_by, config.max_sequence_size)
             tree = _Tree(regions, index, by_shape=config.by_shape)
             known = {*planner.units, *planner.left_float}
             found = source.reading.placement if source.reading is not None else Placement()
@@ -114,17 +116,19 @@ def inspect(model: AnyModel, config: InspectConfig) -> Inspection:
                 at_run_time=len(planner.may_be_dynamic),
                 why=why,
                 converted_from=source.converted_from,
+                divided_by=divided_by,
             )
 
 
 def regions_of(
-    model: str | Path, max_sequence_size: int = 10
+    model: str | Path, max_sequence_size: int = 10, regions: str = AUTO
 ) -> tuple[list[Region], tuple[RegionRecord, ...]]:
     """Return the regions of a model and their records, independent of the engine.
 
     Args:
         model: A float model, or one with Q/DQ, which are removed first.
         max_sequence_size: Maximum number of nodes in a sequence inside a composite.
+        regions: What divides it into regions.
 
     Returns:
         The outermost regions, and the records of all regions, parents before children.
@@ -135,17 +139,18 @@ def regions_of(
     source = open_source(model)
     infer_shapes(source.model)
     index = GraphIndex(source.model)
-    regions = CombinedRegionSearch(index, max_sequence_size).search_regions()
-    return regions, _Tree(regions, index, by_shape=False).regions
+    found = find_regions(index, regions, max_sequence_size)
+    return found, _Tree(found, index, by_shape=False).regions
 
 
 @dataclass
 class _Pattern:
-    """A pattern among the regions of a model: its number, first region, and regions by shape."""
+    """A pattern among regions: its number, their first, their number by shape, their scopes."""
 
     number: int
     form: CanonicalRegion
     variants: Counter[str] = field(default_factory=Counter)
+    scopes: list[Scope] = field(default_factory=list)
 
 
 class _Tree:
@@ -175,6 +180,7 @@ class _Tree:
             outputs=tuple(region.outputs),
             pattern=None if region.children else self._number(region),
             quantizable=has_quantizable_operations(region, self._index),
+            scope=".".join(scope_of_region(region, self._index)),
         )
 
     def _number(self, region: Region) -> int:
@@ -182,6 +188,7 @@ class _Tree:
         signature = form.signature(shapes=self._by_shape)
         found = self._patterns.setdefault(signature, _Pattern(len(self._patterns), form))
         found.variants[form.signature(shapes=True)] += 1
+        found.scopes.append(scope_of_region(region, self._index))
         return found.number
 
     def _pattern(self, found: _Pattern) -> PatternRecord:
@@ -199,6 +206,7 @@ class _Tree:
             op_types=tuple(self._index.nodes[position].op_type for position in form.nodes),
             points=len(points),
             variants=len(found.variants),
+            title=title_of(found.scopes),
         )
 
 

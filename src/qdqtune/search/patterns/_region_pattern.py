@@ -30,6 +30,7 @@ from qdqtune.search.regions._canonical import (
     without_shapes,
 )
 from qdqtune.search.regions._region import Region
+from qdqtune.search.regions._scopes import scope_of_region, title_of
 
 LARGEST_MS = 1e300
 """The largest finite latency that a file may contain."""
@@ -444,6 +445,7 @@ class PatternView:
         nodes: Names of the nodes in all those regions.
         edges: The edges of each point in the first region.
         weighted: Names of weighted ops that read such an edge: quantized whole or not at all.
+        title: The modules that the regions belong to, with `*` for what varies; may be empty.
     """
 
     pattern: RegionPattern
@@ -453,6 +455,7 @@ class PatternView:
     nodes: frozenset[str]
     edges: Mapping[InsertionPoint, frozenset[Edge]]
     weighted: frozenset[str]
+    title: str = ""
 
     def scheme_in(self, quantized: Collection[Edge], kernels: Collection[str]) -> InsertionScheme:
         """Return the scheme that a placement amounts to in the pattern.
@@ -509,4 +512,5 @@ def view_pattern(forms: Sequence[CanonicalRegion], index: GraphIndex) -> Pattern
         frozenset(index.nodes[position].name or "" for each in forms for position in each.nodes),
         {point: places for point, places in edges.items() if places},
         frozenset(name for name in readers if is_op(index.node[name], *WEIGHTED_OPS)),
+        title_of([scope_of_region(each.region, index) for each in forms]),
     )

@@ -68,7 +68,8 @@ LARGEST_INTERIOR = 100
 #: Weighted, pooling and resizing ops in one sequence.
 SEQUENCE_HEAVY_OPS = 3
 
-_HEAVY_OPS = WEIGHTED_OPS | POOL_OPS | {"Resize"}
+#: Ops that take most of a model's time, and those that change the size of what they read.
+HEAVY_OPS = WEIGHTED_OPS | POOL_OPS | {"Resize"}
 
 
 class Limits(NamedTuple):
@@ -91,10 +92,12 @@ class Part(NamedTuple):
     Attributes:
         nodes: Positions, in the order in which they were found.
         converges: Whether it is a convergence (otherwise a sequence).
+        parts: What it consists of, if that is known already.
     """
 
     nodes: list[int]
     converges: bool
+    parts: tuple[Part, ...] = ()
 
 
 class Partitioner:
@@ -106,7 +109,7 @@ class Partitioner:
 
     def __init__(self, index: GraphIndex) -> None:
         self._wiring = wiring_of(index)
-        self._heavy = [is_op(node, *_HEAVY_OPS) for node in index.nodes]
+        self._heavy = [is_op(node, *HEAVY_OPS) for node in index.nodes]
         self._meeting = post_dominators(self._wiring.successors)
         size = len(index.nodes)
         self._free = bytearray(size)  # in the set and in no part yet
@@ -309,7 +312,7 @@ class RegionSearchBase:
         """Build regions, numbered level by level.
 
         Args:
-            parts: What is divided; nothing for the parts of the whole graph.
+            parts: What is divided, unless its parts are known; nothing for the whole graph.
             first_id: The number of the first region.
             depth: The level of the first regions.
         """
@@ -322,8 +325,8 @@ class RegionSearchBase:
             while level:
                 below: list[tuple[Part, Region | None]] = []
                 for part, parent in level:
-                    smaller: list[Part] = []
-                    if part.converges or parent is None:
+                    smaller = list(part.parts)
+                    if not smaller and (part.converges or parent is None):
                         smaller = partitioner.divide(part, self._sequence_nodes, self._least_nodes)
                     kind = RegionType.COMPOSITE if smaller else RegionType.LEAF
                     region = Region(next(numbers), depth, kind)
@@ -369,10 +372,6 @@ class CombinedRegionSearch(RegionSearchBase):
     def search_regions(self) -> list[Region]:
         """Find the regions; their leaves are disjoint and cover the graph."""
         return self._build()
-
-
-TorchRegionBuilder = CombinedRegionSearch
-"""Another tool's name for a region search."""
 
 
 class RegionPartitioner(RegionSearchBase):

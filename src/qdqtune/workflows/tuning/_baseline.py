@@ -266,12 +266,14 @@ def calibrate(run: TuningRun, baseline: Baseline) -> Calibration:
     """
     request, base, tell = run.request, baseline.base, run.reporter.tell
     tell("model", "finding what can be quantized")
+    config = replace(request.config, regions=run.journal.division_for(request.config.regions))
     planner, grouping = find_choices(
-        base, request.dialect, request.config, run.provider, run.runner, run.pattern_cache
+        base, request.dialect, config, run.provider, run.runner, run.pattern_cache
     )
+    run.journal.keep_division(grouping.divided_by)
     tell(
         "model",
-        f"{len(base.nodes)} ops, {grouping.regions} regions, "
+        f"{len(base.nodes)} ops, {grouping.regions} regions by {grouping.divided_by}, "
         f"{grouping.patterns} patterns, {len(grouping.groups)} choices",
     )
     _tell_cache(run, grouping)

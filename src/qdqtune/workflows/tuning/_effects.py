@@ -232,16 +232,17 @@ def pattern_outcomes(
         conditions: Where it was measured.
         is_settled: Whether the search went on until it was finished.
     """
-    choices: dict[str, list[ChoiceOutcome]] = {}
-    for number, group in enumerate(space.groups):
-        effect, share = effects.alone(number), space.potential[number]
-        evidence = (effect.gain, effect.error, share) if effect is not None else ()
+    choices: dict[str, dict[tuple[int, str], ChoiceOutcome]] = {}
+    # Modules of several kinds may have one pattern: those that take most of the time speak for it.
+    for number in sorted(range(len(space.groups)), key=lambda each: -space.potential[each]):
+        group, effect = space.groups[number], effects.alone(number)
+        evidence = (effect.gain, effect.error, space.potential[number]) if effect else ()
         outcome = ChoiceOutcome(group.role, group.form.value, number in chosen, *evidence)
-        choices.setdefault(group.pattern, []).append(outcome)
+        choices.setdefault(group.pattern, {}).setdefault((group.role, group.form.value), outcome)
     return [
         PatternOutcome(
             view.pattern.signature, view.pattern.size, conditions, is_settled,
-            tuple(choices[view.pattern.signature]),
+            tuple(of_place for _, of_place in sorted(choices[view.pattern.signature].items())),
         )
         for view in views
         if view.pattern.signature in choices

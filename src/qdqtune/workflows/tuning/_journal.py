@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qdqtune._version import __version__
+from qdqtune.config import STRUCTURE
 from qdqtune.engines._timing import Round
 from qdqtune.graph._atomic_files import open_to_append, replacing
 from qdqtune.records._errors import OutputError, UsageError
+from qdqtune.records._precision import AUTO
 from qdqtune.search.strategies._strategy import Score
 from qdqtune.workflows.tuning._journal_format import (
     NOTHING_MEASURED,
@@ -38,7 +40,9 @@ _TrialRun = tuple[str, str, tuple[str, ...]]
 
 # A crash or a hang may be the machine's fault: it counts once two runs have seen it.
 _ASSUMED = 2
-_NOT_KEPT = NOTHING_MEASURED | {"round", "file"}
+# Kinds of lines of which the last one holds, and the field that says it.
+_FACTS = {"build": "seconds", "calibration": "samples", "regions": "by", "shares": "shares"}
+_NOT_KEPT = NOTHING_MEASURED - {"regions"} | {"round", "file"}
 # Fields of a line that identify the run that wrote it.
 _OF_THE_RUN = frozenset({"run", "session", "at_s", "schema"})
 
@@ -61,22 +65,14 @@ class Measurements:
     """The contents of a journal.
 
     Attributes:
-        shares: Shares of the float model's latency, by node; None if not known yet.
         accuracy: Accuracy of placements; None if it could not be measured.
-        samples: Number of samples that ranges were calibrated on, if time was short; None if all
-            were used.
-        build_s: Seconds that the first build of the model took, where builds are kept; None if it
-            is not known yet.
         names: Ids of candidates by their keys.
         earlier_benchmarks: Candidates that earlier runs timed.
         earlier_s: Duration of earlier runs in seconds, as far as it was recorded.
     """
 
     def __init__(self) -> None:
-        self.shares: dict[str, float] | None = None
         self.accuracy: dict[AccuracyKey, float | None] = {}
-        self.samples: int | None = None
-        self.build_s: float | None = None
         self.names: dict[str, str] = {}
         self.earlier_benchmarks = 0
         self.earlier_s = 0.0
@@ -84,7 +80,28 @@ class Measurements:
         self._unsure: Counter[_Comparison] = Counter()
         self._rounds: dict[_TrialRun, list[Round]] = {}
         self._digests: dict[str, str] = {}
+        self._facts: dict[str, Any] = {}
         self._last = -1
+
+    @property
+    def shares(self) -> dict[str, float] | None:
+        """Shares of the float model's latency, by node; None if not known yet."""
+        return self._facts.get("shares")
+
+    @property
+    def samples(self) -> int | None:
+        """Number of samples for the ranges, if time was short; None if all were used."""
+        return self._facts.get("calibration")
+
+    @property
+    def build_s(self) -> float | None:
+        """Seconds of the model's first build, where builds are kept; None if not known yet."""
+        return self._facts.get("build")
+
+    @property
+    def divided_by(self) -> str:
+        """What divides the model into regions; structure, if nothing is recorded."""
+        return str(self._facts.get("regions", STRUCTURE))
 
     def knows(self, reference: str, candidate: str, effort: str) -> bool:
         """Whether a comparison was made before."""
@@ -118,12 +135,8 @@ class Measurements:
             self.names[body["key"]] = body["id"]
         elif kind == "file":
             self._digests[body["key"]] = body["digest"]
-        elif kind == "shares":
-            self.shares = body["shares"]
-        elif kind == "calibration":
-            self.samples = body["samples"]
-        elif kind == "build":
-            self.build_s = body["seconds"]
+        elif kind in _FACTS:
+            self._facts[kind] = body[_FACTS[kind]]
         elif kind == "accuracy":
             key = AccuracyKey(body["measure"], body["placement"], body["conditions"])
             self.accuracy[key] = None if body["value"] is None else float(body["value"])
@@ -318,6 +331,16 @@ class Journal(Measurements):
     def keep_samples(self, samples: int) -> None:
         """Record that ranges come from the first samples only: all would give other scales."""
         self._record({"kind": "calibration", "samples": samples})
+
+    def division_for(self, regions: str) -> str:
+        """Return what divides the model: for auto, what was recorded if anything was measured."""
+        is_open = self.divided_by == STRUCTURE and not self.earlier_benchmarks
+        return regions if regions != AUTO or is_open else self.divided_by
+
+    def keep_division(self, by: str) -> None:
+        """Record what divides the model into regions: a resumed search must find the same ones."""
+        if by != self.divided_by:
+            self._record({"kind": "regions", "by": by})
 
     def keep_build_s(self, build_s: float) -> float:
         """Record the seconds of the first build of the model; returns the recorded ones."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from qdqtune.config import SCOPE, STRUCTURE
 from qdqtune.graph._atomic_files import open_to_append, replacing
 from qdqtune.records._errors import LimitError, UsageError
 from qdqtune.records._inputs import shape_text
@@ -127,6 +128,7 @@ _FIELDS: dict[str, dict[str, _Check]] = {
     "shares": {"shares": _dict_of(_is_between(0, LARGEST))},
     "calibration": {"samples": _is_between(1, _LARGEST_COUNT, int)},
     "build": {"seconds": _is_seconds},
+    "regions": {"by": lambda value: value in (STRUCTURE, SCOPE)},
     "accuracy": {
         "measure": _is_text,
         "placement": _is_text,
@@ -315,7 +317,7 @@ def _decode(text: bytes) -> dict[str, Any] | None:
     return body if is_whole and (schema > SCHEMA or _makes_sense(body)) else None
 
 
-NOTHING_MEASURED = frozenset({"build", "run", "session", "end"})
+NOTHING_MEASURED = frozenset({"build", "regions", "run", "session", "end"})
 """Kinds of lines that contain no measurements."""
 
 # Engine fields that earlier versions did not record: they follow from the others, such as the float

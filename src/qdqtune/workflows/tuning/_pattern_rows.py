@@ -81,6 +81,7 @@ def _pattern_row(
         ),
         sum(layer.before_ms * part for layer, part in parts) if parts else None,
         sum((layer.after_ms or 0.0) * part for layer, part in parts) if has_after else None,
+        title=view.title,
     )
 
 

@@ -108,7 +108,7 @@ def find_choices(
         planner = QuantizationPlanner(index, dialect, quant_type)
         constraints = constraints_of(filters, index)
         ruled = draft_placement(planner, quant_type, constraints).chosen
-        grouping = replace(group_ops(index, planner, cache), ruled=ruled)
+        grouping = replace(group_ops(index, planner, cache, config.regions), ruled=ruled)
     if filters:
         grouping = replace(grouping, groups=_allowed(grouping.groups, constraints))
     if node_filter:

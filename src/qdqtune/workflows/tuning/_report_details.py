@@ -27,7 +27,7 @@ from qdqtune.records._report import (
     TensorRow,
 )
 from qdqtune.search.regions._region import leaves
-from qdqtune.search.regions._region_search import CombinedRegionSearch
+from qdqtune.search.regions._scope_search import find_regions
 from qdqtune.workflows._graph_view import NodeFacts, forms_of, graph_view
 from qdqtune.workflows.tuning import _folder as names
 from qdqtune.workflows.tuning._accuracy import ChoiceAccuracy
@@ -224,7 +224,7 @@ class DetailsGatherer:
             return [(f"fusion group {each.number}", each.nodes) for each in problem.units.groups]
         return [
             (f"region {region.id}", [index.nodes[n].name or "" for n in region.get_nodes()])
-            for region in leaves(CombinedRegionSearch(index).search_regions())
+            for region in leaves(find_regions(index, self.calibration.grouping.divided_by))
         ]
 
     def _inaccurate(self, sqnr_db: Mapping[str, float]) -> set[str]:

@@ -29,6 +29,7 @@ from qdqtune.records._tuning import BY_BUDGET, BY_COUNT, ENGINE_FAILED, FINISHED
 from qdqtune.search._space import Space, State
 from qdqtune.search.patterns._pattern_outcomes import PatternOutcome
 from qdqtune.search.patterns._region_pattern import PatternView
+from qdqtune.search.regions._scopes import scope_of, title_of
 from qdqtune.search.strategies._strategy import SEEDS, Effort, Score, Trial, speedup_of
 from qdqtune.workflows.tuning._baseline import Baseline, Calibration
 from qdqtune.workflows.tuning._effects import GroupEffects, pattern_outcomes
@@ -525,7 +526,7 @@ def _follow(
         if run.snapshots.is_due:
             best = evaluator.candidate_of(strategy.best)
             evaluator.take_snapshot(best, baseline.latency_ms)
-        _tell(evaluator, trial, f"{_candidates(len(scores))}, {_change(scores, trial)}")
+        _tell(evaluator, trial, f"{_candidates(len(scores))}, {_change(evaluator, trial, scores)}")
         if not is_all:
             return BY_BUDGET, False
     return FINISHED, False
@@ -549,7 +550,7 @@ def _try_more_accurate(evaluator: CandidateEvaluator, finalists: Finalists, most
     if room > 0 and (states := finalists.more_accurate(best, room)):
         trial = Trial(best, tuple(states), Effort.CONFIRM, "front")
         scores, _ = _answer(evaluator, trial)
-        _tell(evaluator, trial, f"{_candidates(len(scores))}, {_change(scores, trial)}")
+        _tell(evaluator, trial, f"{_candidates(len(scores))}, {_change(evaluator, trial, scores)}")
 
 
 def _answer(evaluator: CandidateEvaluator, trial: Trial) -> tuple[list[Score], bool]:
@@ -591,13 +592,19 @@ def _seed_speedups(
     }
 
 
-def _change(scores: Sequence[Score], trial: Trial) -> str:
-    """Describe the outcome of the best of a trial's candidates."""
-    best = max((score.gain for score in scores), default=-math.inf)
-    if not math.isfinite(best):
+def _change(evaluator: CandidateEvaluator, trial: Trial, scores: Sequence[Score]) -> str:
+    """Describe the outcome of the best of some candidates, and the modules in which it differs."""
+    best = max(range(len(scores)), key=lambda n: scores[n].gain, default=None)
+    if best is None or not math.isfinite(scores[best].gain):
         return "all refused"
+    space = evaluator.problem.space
+    flipped = sorted(trial.candidates[best] ^ trial.reference)
+    node_of = space.planner.index.node
+    ops = (node_of[name] for number in flipped for name in space.groups[number].nodes)
+    title = title_of([scope_of(node) for node in ops])
     before = "float" if trial.reference == _FLOAT else "the best before"
-    return f"best {100 * math.expm1(best):+.1f} % against {before}"
+    changed = f"best {100 * math.expm1(scores[best].gain):+.1f} % against {before}"
+    return changed + (f" ({title})" if title else "")
 
 
 def _tell(evaluator: CandidateEvaluator, trial: Trial, message: str) -> None:
