@@ -69,6 +69,7 @@ def command_lines(model: str) -> list[list[str]]:
         ["export", run, "--list"],
         ["export", run, "--candidate", "c0000", "-o", f"{FILE[:150]}.c0"],
         ["report", run, "-o", f"{FILE[:150]}.html"],
+        ["cache", "show", run],
         ["verify", f"{run}/optimized_final.onnx", *QUICK],
         ["bench", model, model, *QUICK],
         ["insert", model, "--ops", "MatMul", "-o", f"{FILE[:150]}.q"],

@@ -128,7 +128,9 @@ def test_the_command_that_checks_the_result_names_its_data() -> None:
         assert f"qdqtune verify run/optimized_final.onnx --threads 1 {shown}" in text
         assert "evil" not in text
     on_random = replace(SUMMARY, error_inputs={**inputs, "source": "random"})
-    assert "--calibration_data" not in page_html([RunView(on_random, "run")])
+    text = "".join(Page(page_html([RunView(on_random, "run")])).text)
+    assert "qdqtune verify run/optimized_final.onnx --threads 1" in text
+    assert "--threads 1 --calibration_data" not in text
 
 
 def test_names_of_one_candidate_are_one_row() -> None:

@@ -132,6 +132,6 @@ def test_a_long_repair_tells_how_far_it_is() -> None:
     events: list[TuneEvent] = []
     quantized(model_from_text(text, **weights), min_sqnr_db=70.0, callbacks=[events.append])
     told = [(event.stage, event.message) for event in events if event.done is not None]
-    assert ("calibration", "1 of 8 samples") in told
+    assert ("calibration", "1 of 8 samples, then ranges from them") in told
     measured = r"\d+ of \d+ parts of the model measured alone"
     assert any(stage == "accuracy" and re.fullmatch(measured, what) for stage, what in told)

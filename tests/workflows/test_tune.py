@@ -345,7 +345,8 @@ def test_candidates_become_a_dataframe(
     candidates = list_candidates(tmp_path / "run")
     assert list(frame.index) == [each.id for each in candidates]
     assert frame.speedup.max() == max(each.speedup or 0.0 for each in candidates)
-    assert {"tensors", "latency_ms", "speedup", "failure"} == set(frame.columns)
+    measured = {"latency_ms", "speedup", "sqnr_db", "metric"}
+    assert {"tensors", *measured, "failure", "role"} == set(frame.columns)
 
 
 def test_only_what_matches_the_filter_is_quantized(resnet: Path, tmp_path: Path) -> None:
