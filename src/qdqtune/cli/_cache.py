@@ -16,8 +16,8 @@ DESCRIPTION = (
     "what is not needed any more."
 )
 EXAMPLES = (
-    "qdqtune cache merge run_1 run_2 -o project_cache",
-    "qdqtune cache prune project_cache --engine tensorrt",
+    "qdqtune cache show autotuner_output",
+    "qdqtune cache merge run_onnxruntime run_openvino -o project_cache",
 )
 
 _SHOW, _MERGE, _PRUNE = "show", "merge", "prune"
