@@ -18,9 +18,14 @@ _MOST_INPUTS = 6
 _SQNR = "output SQNR"
 
 
-def bench_text(record: BenchRecord) -> str:
-    """Format a table of every model against the first."""
-    table = bench_table(record)
+def bench_text(record: BenchRecord, *, errors: bool = True) -> str:
+    """Format a table of every model against the first.
+
+    Args:
+        record: The comparison.
+        errors: Whether to show the errors on the inputs that were timed.
+    """
+    table = bench_table(record, errors=errors)
     comparisons = [one.against_first for one in record.entries if one.against_first]
     lines: list[Line] = [*engine_lines(record.engine), *inputs_lines(record.inputs), "", table]
     if comparisons:
@@ -36,13 +41,14 @@ def bench_text(record: BenchRecord) -> str:
     return page(lines)
 
 
-def bench_table(record: BenchRecord) -> Table:
-    """Build the table of every model against the first."""
+def bench_table(record: BenchRecord, *, errors: bool = True) -> Table:
+    """Build the table of every model against the first; see `bench_text`."""
     header = ["model", "median ms", "speedup", "interval", "verdict", _SQNR]
     rows = [_row(entry) for entry in record.entries]
     if record.entries[0].measurement.ok:
         rows[0][4] = "baseline"
-    width = len(header) if any(one.sqnr_db for one in record.entries) else len(header) - 1
+    has_errors = errors and any(one.sqnr_db for one in record.entries)
+    width = len(header) if has_errors else len(header) - 1
     return Table(header, rows, right=(1, 2, 5)).only(range(width))
 
 
@@ -121,7 +127,8 @@ _DOUBTS = {Outcome.UNVERIFIED: "can't be verified: ", Outcome.DIFFERS: "DIFFERS:
 
 def verify_text(report: VerifyReport) -> str:
     """Format the comparison, then each part of the claim; the last line is the verdict."""
-    table = [bench_text(report.bench), ""] if report.bench is not None else []
+    # The error that counts is on the inputs of the claim, and has a line of its own.
+    table = [bench_text(report.bench, errors=False), ""] if report.bench is not None else []
     lines = [
         f"{check.name.capitalize()}: {_DOUBTS.get(check.outcome, '')}{check.text}."
         for check in report.all_checks
@@ -226,7 +233,7 @@ def _layer_lines(report: ErrorReport, top: int) -> list[Line]:
             "",
             "own, with cosine and max error: what the layer's own quantization adds; accumulated: "
             "what it is off in the model",
-            f"to leave the worst float: quantize, or tune, with {_without(report)}",
+            f"to leave the worst float: qdqtune quantize {_without(report)}",
             f"own, first layer to last:         {_course([each.own for each in report.layers])}",
         ]
         accumulated = [each.accumulated for each in report.layers if each.accumulated]
