@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from qdqtune.workflows._report import read_details
 from qdqtune.workflows.tuning._final_round import Finalist, FinalRound, Objective, Role
 from qdqtune.workflows.tuning._finalists import Finalists
 from qdqtune.workflows.tuning._folder import DETAILS, JOURNAL, PARETO
-from qdqtune.workflows.tuning._front import spread
+from qdqtune.workflows.tuning._front import Trade, best_trades
 from qdqtune.workflows.tuning._journal_format import whole_lines
 from tests.workflows.test_accuracy_repair import space as space
 from tests.workflows.test_final_round import RESULT, THRESHOLD, simulated, timed
@@ -100,13 +101,19 @@ def test_none_of_a_front_is_beaten() -> None:
     assert found == [(3.0, 1.0), (2.0, 5.0), (0.5, 7.0)]
 
 
-@pytest.mark.parametrize("most", [1, 2, 3, 7])
-def test_points_are_taken_from_one_end_of_a_front_to_the_other(most: int) -> None:
-    front = [frozenset({n}) for n in range(5)]
-    found = spread(front, most)
-    assert len(found) == min(most, 5)
-    assert found[-1] == front[-1]
-    assert [state for state in front if state in found] == found
+SEEN = [Trade(math.log(speedup), db - 16.6) for speedup, db in
+        [(2.02, 18.7), (1.72, 19.4), (1.62, 20.8), (1.28, 21.5), (1.05, 26.2)]]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("most", "chosen"), [(1, (2,)), (2, (0, 2)), (3, (0, 2, 4)), (9, range(5))]
+)
+def test_the_points_of_a_front_that_are_offered_are_good_trades(
+    most: int, chosen: Sequence[int]
+) -> None:
+    """Two dB for nearly nothing are not left out for their neighbours."""
+    assert best_trades(SEEN, most) == tuple(chosen)
+    assert best_trades([], most) == ()
 
 
 def zoo_space(name: str, **settings: int) -> Space:

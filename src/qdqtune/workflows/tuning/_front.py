@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from qdqtune.graph._fingerprint import model_digest
 from qdqtune.records._accuracy import SQNR
@@ -27,11 +29,36 @@ _LEAST_DB = 0.5
 _PART, _LEAST_S = 0.1, 10.0
 
 
-def spread(front: Sequence[State], most: int) -> list[State]:
-    """Return so many points of a front, from one end to the other; the last is always one."""
-    if len(front) <= most:
-        return list(front)
-    return [front[math.ceil((number + 1) * len(front) / most) - 1] for number in range(most)]
+class Trade(NamedTuple):
+    """What a model offers: its log speedup, and how much more accurate than the result it is."""
+
+    gain: float
+    more_db: float
+
+
+def best_trades(front: Sequence[Trade], most: int) -> tuple[int, ...]:
+    """Choose the points of a front that come closest to all of it.
+
+    Together they are at least as fast and as accurate as the largest part of what the whole front
+    is, in speedup and decibels.
+
+    Args:
+        front: The points, fastest first.
+        most: The maximum number of points.
+
+    Returns:
+        Their positions, in order.
+    """
+
+    def covered(chosen: Sequence[int]) -> float:
+        slower = [front[number].gain for number in chosen[1:]]
+        return sum(
+            (front[number].gain - gain) * front[number].more_db
+            for number, gain in zip(chosen, [*slower, 0.0], strict=False)
+        )
+
+    numbers = range(len(front))
+    return max(itertools.combinations(numbers, min(most, len(front))), key=covered, default=())
 
 
 @dataclass(frozen=True)
@@ -73,9 +100,10 @@ class FrontFinder:
             and space.placement(state) != result.placement
         ]
         front = not_beaten(better, speedups.__getitem__, lambda state: _rounded(found[state]))
+        trades = [Trade(speedups[state], found[state] - found[result.state]) for state in front]
         return [
-            self.finalists.rival(self._name(state), state, result.method, Role.FRONT)
-            for state in spread(front, most)
+            self.finalists.rival(self._name(front[each]), front[each], result.method, Role.FRONT)
+            for each in best_trades(trades, most)
         ]
 
     def points(
