@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from qdqtune.engines import _hosts, _worker_main
 from qdqtune.engines import _registry as registry
-from qdqtune.engines import _worker, _worker_main
 from qdqtune.engines._process import ChildProcess, FailureKind, WorkerFailure
 from qdqtune.engines._worker_main import Server
 from qdqtune.graph import _shapes, _validity
@@ -55,7 +55,7 @@ class InProcessChild:
         if self._log is not None:
             self._log.close()
 
-    kill = close
+    kill = interrupt = close
 
 
 @contextlib.contextmanager
@@ -80,7 +80,7 @@ def use_in_process_engines(*names: str) -> None:
     def start_child(engine: str, *arguments: Any) -> ChildProcess | InProcessChild:
         return (InProcessChild if engine in here else ChildProcess)(engine, *arguments)
 
-    _worker.ChildProcess = start_child  # type: ignore[assignment,misc]
+    _hosts.ChildProcess = start_child  # type: ignore[assignment,misc]
     # A worker's memory is given back by looking at all of it, which here is that of all tests.
     _worker_main._give_memory_back = lambda: None
 
@@ -88,7 +88,7 @@ def use_in_process_engines(*names: str) -> None:
 @contextlib.contextmanager
 def real_processes() -> Iterator[None]:
     """Every engine has a process of its own."""
-    with mock.patch.object(_worker, "ChildProcess", ChildProcess):
+    with mock.patch.object(_hosts, "ChildProcess", ChildProcess):
         yield
 
 

@@ -153,6 +153,22 @@ class EngineConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkerConfig(Config):
+    """Options for measuring on several workers."""
+
+    TITLE: ClassVar[str] = "workers (see docs/guides/workers.md)"
+
+    workers: int = option(
+        1, whole(1),
+        "build and time this many candidates side by side: on a GPU each, or on cores of their own",
+    )  # fmt: skip
+    cluster: str | None = option(
+        None, NAME, "measure on the nodes of a Ray cluster: auto, HOST:PORT or ray://HOST:PORT",
+        default_text="on this machine",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class QuantizationConfig(Config):
     """Options for the quantized types."""
 
@@ -452,6 +468,7 @@ class OutputConfig(Config):
 class TuneConfig(
     OutputConfig,
     EngineConfig,
+    WorkerConfig,
     QuantizationConfig,
     SearchConfig,
     AccuracyConfig,

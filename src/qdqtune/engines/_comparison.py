@@ -137,6 +137,9 @@ def compare_files(
     Returns:
         One measurement per file, and one comparison per candidate: None where the candidate or
         the baseline failed.
+
+    Raises:
+        WorkerFailure: If the worker's host is gone.
     """
     if runs is not None or min_time_s is not None:
         budget_s = math.inf
@@ -158,6 +161,8 @@ def compare_files(
                     if take_layers is not None and index >= layers_from:
                         take_layers(index, comparing.layers(index))
             except WorkerFailure as failure:
+                if failure.kind is FailureKind.HOST:
+                    raise
                 index, error = comparing.current, str(failure)
                 comparing.errors[index] = error
                 if listener is not None:
@@ -359,7 +364,12 @@ def compare_reopened(
         present = [index for index in range(len(paths)) if index not in errors]
         with contextlib.closing(new_worker(len(found) + failures)) as worker:
             files = [paths[index] for index in present]
-            measured, compared = _compare_once(worker, files, feeds, allowance, again=bool(found))
+            try:
+                measured, compared = _compare_once(
+                    worker, files, feeds, allowance, again=bool(found)
+                )
+            except WorkerFailure as failure:  # its host is gone; there may be another one
+                measured, compared = [Measurement(error=str(failure))], []
         took_s = time.monotonic() - began
         if measured[0].error is not None:
             failures += 1

@@ -67,6 +67,8 @@ class FailureKind(enum.Enum):
     """The child exceeded its memory limit, and was killed if it had not ended by itself."""
     LOST = "lost"
     """The model was open in a child that is gone."""
+    HOST = "host"
+    """The machine of the child, or what ran it there, is gone: no model is to blame."""
 
 
 class WorkerFailure(EngineError):
@@ -212,6 +214,11 @@ class ChildProcess:
             what = f"the engine {out_of_memory_text(self._memory_bytes)} during '{op}'"
             raise WorkerFailure(what, FailureKind.MEMORY, reply["error"])
         raise WorkerFailure(reply["error"], FailureKind.ERROR)
+
+    def interrupt(self) -> None:
+        """Ends the child from another thread than the one that waits for its answer."""
+        if not self._ended:
+            self._process.send_signal(END if sys.platform == "linux" else signal.SIGKILL)
 
     def close(self) -> None:
         """Ends the child: first by closing its command pipe, then by force."""

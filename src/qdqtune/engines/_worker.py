@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._entries import EngineEntry
+from qdqtune.engines._hosts import EngineProcess, Host, LocalHost
 from qdqtune.engines._interface import InputSpec, SessionOptions
 from qdqtune.engines._process import (
-    ChildProcess,
     FailureKind,
     WorkerFailure,
     read_layers,
@@ -83,15 +83,35 @@ class WorkerTotals:
         building_s: Seconds that the engine spent opening models, measured by itself.
         timing_s: Seconds that it spent in timed runs, measured by itself.
         contended_s: Total seconds that its threads waited for a core in timed runs.
-        waited_s: Seconds that callers waited for its answers.
         deaths_by_layers: Number of crashes and hangs on requests for layers.
     """
 
     building_s: float = 0.0
     timing_s: float = 0.0
     contended_s: float = 0.0
-    waited_s: float = 0.0
     deaths_by_layers: int = 0
+
+
+class WaitClock:
+    """Sums the time in which at least one of several workers is waited for."""
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+        self._waiting = 0
+        self._since_s = 0.0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._waiting:
+                self._since_s = time.monotonic()
+            self._waiting += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._waiting -= 1
+            if not self._waiting:
+                self.total_s += time.monotonic() - self._since_s
 
 
 class Worker:
@@ -110,12 +130,16 @@ class Worker:
             it as long as this one.
         opening: Index of this process among those of one comparison, from 0 on. A simulated machine
             varies with it, as openings differ on real machines.
+        host: Where the child runs; by default on this machine.
 
     Attributes:
         engine: As passed.
         options: Default options for opening models.
         timeout_s: Default limit for each request.
         totals: The time it has spent so far.
+        clock: Sums the time for which callers wait; several workers can share one.
+        host: Where the child runs; another one holds from the next child on.
+        on_host_lost: Called with the reason when the host is gone.
 
     Everything that can fail inside the engine raises ``WorkerFailure``; ``measure`` and
     ``qdqtune.engines._comparison.compare_files`` turn it into a failed ``Measurement``.
@@ -132,20 +156,32 @@ class Worker:
         scratch: Path | None = None,
         plans: Path | None = None,
         opening: int = 0,
+        host: Host | None = None,
     ) -> None:
         is_path = ":" in engine
         entry = EngineEntry(engine, "") if is_path else registry.entry(engine)
-        worker_class = engine if is_path else registry.worker_class(engine)
+        self.host = host or LocalHost()
+        self.on_host_lost: Callable[[str], None] = lambda _: None
+        self._worker_class = engine
+        if not is_path:  # on another machine, its own installation counts
+            known = registry.worker_class(engine) if self.host.is_here else entry.worker_class
+            self._worker_class = known
         limits = current_limits()
         set_s = timeout_s or limits.timeout_s
         self.engine = engine
         self.options = options or SessionOptions()
         self.timeout_s = set_s or entry.open_limit_s
         self.totals = WorkerTotals()
+        self.clock = WaitClock()
         self._small_limit_s = None if set_s else entry.small_limit_s
         self._longest_s = limits.timeout_s
         self._folder = TemporaryFolder(scratch)
-        variables = {
+        self._memory_bytes = limits.memory_bytes
+        self._log_path = log_path
+        self._others: dict[str, Any] = {
+            "log_path": log_path, "environment": environment, "scratch": scratch, "plans": plans,
+        }  # fmt: skip
+        self._variables = {
             # Opening and closing hundreds of sessions must not fragment memory over many heaps.
             "MALLOC_ARENA_MAX": "1",
             SCRATCH: str(self.scratch),
@@ -155,10 +191,8 @@ class Worker:
             PLANS: str(plans.absolute()) if plans is not None else "",
             **(environment or {}),
         }
-        self._start = functools.partial(
-            ChildProcess, worker_class, variables, log_path, limits.memory_bytes
-        )
-        self._child: ChildProcess | None = None
+        self._is_stopped = False
+        self._child: EngineProcess | None = None
         self._generation = 0
         self._stored = 0
         self._lock = threading.Lock()
@@ -171,10 +205,42 @@ class Worker:
 
     def close(self) -> None:
         """Ends the child and removes the scratch folder."""
+        self.end()
+        self._folder.cleanup()
+
+    def end(self) -> None:
+        """Ends the child; the next request starts another one."""
         if self._child is not None:
             self._child.close()
             self._child = None
-        self._folder.cleanup()
+
+    def sibling(self, opening: int) -> Worker:
+        """Return a worker like this one, with a process of its own in the same place.
+
+        Args:
+            opening: Index of its process among those of one comparison.
+        """
+        other = Worker(
+            self.engine, self.options, timeout_s=self.timeout_s, opening=opening, host=self.host,
+            **self._others,
+        )  # fmt: skip
+        other.on_host_lost = self.on_host_lost
+        return other
+
+    def stop(self) -> None:
+        """Make the request that another thread waits for, and all later ones, end in an interrupt.
+
+        They raise KeyboardInterrupt, until `go_on`.
+        """
+        self._is_stopped = True
+        if (child := self._child) is not None:
+            child.interrupt()
+
+    def go_on(self) -> None:
+        """Take requests again after `stop`, in a new child."""
+        if self._is_stopped:
+            self.end()
+        self._is_stopped = False
 
     @property
     def scratch(self) -> Path:
@@ -342,6 +408,14 @@ class Worker:
     def _holds(self, model: OpenModel) -> bool:
         return self._child is not None and model.generation == self._generation
 
+    def _started(self) -> EngineProcess:
+        if self._child is None:
+            self._child = self.host.start(
+                self._worker_class, self._variables, self._log_path, self._memory_bytes
+            )
+            self._generation += 1
+        return self._child
+
     def _ask(
         self,
         op: str,
@@ -360,22 +434,25 @@ class Worker:
         if self._longest_s is not None:
             limit_s = min(limit_s, self._longest_s)
         with self._lock:
-            if self._child is None:
-                self._child = self._start()
-                self._generation += 1
-            start = time.monotonic()
+            if self._is_stopped:
+                raise KeyboardInterrupt
             try:
-                reply = self._child.request(op, limit_s, **arguments)
+                child = self._started()
+                with self.clock:
+                    reply = child.request(op, limit_s, **arguments)
             except WorkerFailure as failure:
                 if failure.kind is not FailureKind.ERROR:
                     self._child = None
+                if self._is_stopped:
+                    raise KeyboardInterrupt from None
+                if failure.kind is FailureKind.HOST:
+                    self.on_host_lost(str(failure))
                 raise
             except BaseException:
-                self._child.kill()
-                self._child = None
+                if self._child is not None:
+                    self._child.kill()
+                    self._child = None
                 raise
-            finally:
-                self.totals.waited_s += time.monotonic() - start
         try:
             return read(reply)
         except (KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:

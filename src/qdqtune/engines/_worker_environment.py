@@ -22,8 +22,11 @@ from qdqtune.records._errors import OutputError
 from qdqtune.records._untrusted_files import open_plain
 
 SCRATCH = "QDQTUNE_SCRATCH"
-PLANS = "QDQTUNE_PLANS"
 """Variable that names the worker's temporary folder."""
+PLANS = "QDQTUNE_PLANS"
+"""Variable that names the folder in which built engines are kept for other workers."""
+CORES = "QDQTUNE_CORES"
+"""Variable with the numbers of the cores that the worker may run on; unset if it may use all."""
 LOGS = "QDQTUNE_LOGS"
 """Variable that names the folder for logs; unset if logs are not kept."""
 OPENING = "QDQTUNE_OPENING"
@@ -42,6 +45,13 @@ _MESSAGE_LINES = 12
 def scratch_folder() -> Path:
     """Return the folder for an engine's temporary files; outside a worker, one of this process."""
     return Path(os.environ.get(SCRATCH) or _own_scratch().path)
+
+
+def stay_on_cores() -> None:
+    """Move this process to the cores that it is restricted to, if any."""
+    cores = {int(each) for each in os.environ.get(CORES, "").split(",") if each}
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
 
 
 def plans_folder() -> Path | None:

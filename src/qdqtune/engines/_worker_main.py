@@ -25,7 +25,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qdqtune.engines._interface import SessionOptions, VirtualTime
-from qdqtune.engines._worker_environment import building, read_arrays, scratch_folder, write_arrays
+from qdqtune.engines._worker_environment import (
+    building,
+    read_arrays,
+    scratch_folder,
+    stay_on_cores,
+    write_arrays,
+)
 from qdqtune.graph._atomic_files import full_disk
 from qdqtune.resources import set_memory_limit
 
@@ -171,6 +177,7 @@ def main(engine: str, commands: int, replies: int, memory_bytes: int | None) -> 
         memory_bytes: Memory that this process may take; None for no limit.
     """
     set_memory_limit(memory_bytes)
+    stay_on_cores()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)  # everything printed to stdout, natively or not, goes to stderr
     for descriptor in (commands, replies):

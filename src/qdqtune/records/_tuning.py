@@ -49,6 +49,7 @@ class TuneEvent:
         done: Amount done of a step that goes on, such as samples; None for a step.
         total: The whole amount; None if unknown.
         budget_left_s: Seconds left of the run's budget; None without a budget.
+        workers: What each worker does now, if several do something.
     """
 
     stage: str
@@ -62,6 +63,7 @@ class TuneEvent:
     done: int | None = None
     total: int | None = None
     budget_left_s: float | None = None
+    workers: tuple[str, ...] = ()
 
 
 # Loaded by name when it is needed: workflows depend on records, never the reverse.
@@ -173,6 +175,21 @@ class Blanket(Record):
 
 
 @dataclass(frozen=True)
+class WorkerFigures(Record):
+    """One of several workers of a run.
+
+    Attributes:
+        name: Its number, and where it ran.
+        jobs: How many trials and subgraphs it has timed.
+        left_out: Why it was not used to the end; empty if it was.
+    """
+
+    name: str
+    jobs: int
+    left_out: str = ""
+
+
+@dataclass(frozen=True)
 class Summary(Record):
     """The figures of a run: `summary.json`, for scripts to read.
 
@@ -266,6 +283,7 @@ class Summary(Record):
         front: The models of the final comparison of which none is both faster and more accurate
             than another, fastest first; see `pareto.json`.
         corrected_biases: Number of biases in the written model that mean errors were taken off.
+        workers: The workers, if there were several.
     """
 
     KIND: ClassVar[str] = "summary"
@@ -337,6 +355,7 @@ class Summary(Record):
     unfused_ops: int = 0
     front: tuple[FrontPoint, ...] = ()
     corrected_biases: int = 0
+    workers: tuple[WorkerFigures, ...] = ()
 
     @property
     def contents(self) -> str:

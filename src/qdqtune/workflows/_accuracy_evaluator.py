@@ -182,7 +182,8 @@ def kernels_of(worker: Worker, runner: Worker, info: EngineInfo) -> Kernels:
         runner: The reference engine's worker, which runs models for itself.
         info: The engine's description of itself.
     """
-    own = runner if worker.engine == registry.REFERENCE else worker
+    is_same = worker.engine == registry.REFERENCE and worker.host.is_here
+    own = runner if is_same else worker
     options = worker.options
     return Kernels(worker.engine, own, options, exact_options(info, options), info.float_type)
 

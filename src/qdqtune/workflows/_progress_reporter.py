@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from qdqtune.config import Callback
+from qdqtune.engines._pool import WorkerPool
 from qdqtune.engines._worker import Worker
 from qdqtune.records._tuning import Seconds, TuneEvent
 
@@ -28,11 +29,28 @@ class ProgressReporter:
 
     def __init__(self, callbacks: Sequence[Callback], budget_s: float | None = None) -> None:
         self.workers: list[Worker] = []
+        self._pool: WorkerPool | None = None
+        self._stage = ""
         self._callbacks = callbacks
         self._budget_s = budget_s
         self._start = time.monotonic()
         self._search_start: float | None = None
         self._speedup = 1.0
+
+    def watch(self, pool: WorkerPool) -> None:
+        """Report what each worker of a pool does, whenever that changes."""
+        self._pool = pool
+        pool.listener = self._tell_workers
+
+    def _tell_workers(self) -> None:
+        if self._pool is not None and (doing := self._pool.doing):
+            what, done = "; ".join(doing), sum(member.jobs for member in self._pool.members)
+            self._emit(
+                TuneEvent(
+                    self._stage, what, speedup=self._speedup, seconds=self.elapsed_s, done=done,
+                    workers=doing,
+                )
+            )  # fmt: skip
 
     @property
     def elapsed_s(self) -> float:
@@ -76,6 +94,7 @@ class ProgressReporter:
             eta_s = max(0, planned - known - benchmarks) * each_s + rest_s
             eta_s = min(eta_s, max(0.0, self.left_s))
         self._speedup = self._speedup if speedup is None else speedup
+        self._stage = stage
         _logger.info("%s: %s", stage, message)
         self._emit(
             TuneEvent(
@@ -123,10 +142,10 @@ class ProgressReporter:
 
     def seconds(self) -> Seconds:
         """Return how the time was spent so far."""
-        total = self.elapsed_s
+        total, clocks = self.elapsed_s, {worker.clock for worker in self.workers}
         return Seconds(
             total=total,
             building=sum(worker.totals.building_s for worker in self.workers),
             timing=sum(worker.totals.timing_s for worker in self.workers),
-            own=max(0.0, total - sum(worker.totals.waited_s for worker in self.workers)),
+            own=max(0.0, total - sum(clock.total_s for clock in clocks)),
         )

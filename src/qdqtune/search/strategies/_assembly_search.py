@@ -266,7 +266,7 @@ class AssemblySearch(SteppedStrategy):
         worth = {**self._hopeful(costs, now), **self._rivals(costs, now)}
         new = [state for state in worth if self._is_new(self.best, state, Effort.SCREEN)]
         ranked = sorted(new, key=lambda state: (-worth[state], sorted(state)))
-        hopeful = ranked[: max(0, min(self.limits.together, self._room - 1))]
+        hopeful = ranked[: max(0, min(self.limits.at_once, self._room - 1))]
         before = self.best
         scores = yield from self._scores(before, hopeful, Effort.SCREEN, DOUBTS)
         for state, score in scores.items():

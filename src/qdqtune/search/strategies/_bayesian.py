@@ -379,7 +379,7 @@ class BayesianSearch(SteppedStrategy):
         keys = {s: (float_key, self.space.key(s), Effort.CONFIRM) for s in self._seeds}
         seeds = {s: self._known[key] for s, key in keys.items() if key in self._known}
         if (yield from self._is_as_expected(seeds)):
-            yield from self._explore(self.limits.together * self.limits.sweeps)
+            yield from self._explore(self.limits.at_once * self.limits.sweeps)
         else:
             yield from self._explore(_IDLE_PER_SWEEP * self.limits.sweeps * len(self.space.groups))
         yield from self._compare_with_rivals()
@@ -401,7 +401,7 @@ class BayesianSearch(SteppedStrategy):
         """The next candidates, and how well they should be timed."""
         short = self._shortlist()
         regression, chosen, effort = self._regression, list[State](), Effort.SCREEN
-        while short and len(chosen) < min(room, self.limits.together):
+        while short and len(chosen) < min(room, self.limits.at_once):
             worth = self._worth(regression, short)
             best = int(np.argmax(worth))
             if worth[best] < self.limits.least_gain:

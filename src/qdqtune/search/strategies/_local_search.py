@@ -86,7 +86,7 @@ class LocalSearch(SteppedStrategy):
         """Flip what a cache is least sure of, until that brings nothing; False if it never ends."""
         fruitless = 0
         for _ in range(_MOST_DOUBTS * self.limits.sweeps):
-            before, doubtful = self.best, self._doubtful()[: self.limits.together]
+            before, doubtful = self.best, self._doubtful()[: self.limits.at_once]
             scores = yield from self._scores(before, doubtful, Effort.SCREEN, DOUBTS)
             promising = [state for state in scores if scores[state].certainty > _PROBABLE]
             promising.sort(key=lambda state: -scores[state].certainty)
@@ -186,7 +186,7 @@ class LocalSearch(SteppedStrategy):
     def _try(self, sets: Sequence[State], stage: str) -> Steps:
         """Flip sets of groups, some at a time, and take what is better."""
         # Large sets depend on each other: what one of them brings is taken before the next are.
-        size = self.limits.together if stage == _FIRST else _BATCH
+        size = self.limits.at_once if stage == _FIRST else max(_BATCH, self.limits.at_once)
         for start in range(0, len(sets), size):
             self.is_cut_short = self.is_cut_short or self._room <= _RESERVED
             if self.is_cut_short or self._fruitless >= self.limits.sweeps:

@@ -24,6 +24,8 @@ NOTHING: State = frozenset()
 """The float model."""
 
 _LARGEST_GAIN = 100.0
+# Candidates for each of several workers, which all time the reference, too.
+_FEW = 2
 
 # What a seed must be better by, in standard errors, than what a cache suggests.
 _PROBABLE = 1.0
@@ -111,12 +113,19 @@ class Limits:
         benchmarks: Candidates built and timed, at most.
         together: Candidates compared in one trial.
         least_gain: Expected relative gain below which a candidate is not worth a benchmark.
+        workers: Independent trials that can be answered side by side.
     """
 
     sweeps: int = 2
     benchmarks: int = 200
     together: int = 4
     least_gain: float = 0.0002
+    workers: int = 1
+
+    @property
+    def at_once(self) -> int:
+        """Candidates to choose at a time: each worker should have a few to compare."""
+        return self.together if self.workers == 1 else max(self.together, _FEW * self.workers)
 
 
 def _anything(_: State) -> bool:
@@ -202,19 +211,30 @@ class SearchStrategy(ABC):
             layers: Its `ObservedCosts`.
         """
 
-    def trials(self) -> Iterator[Trial]:
-        """All trials of the search, one after the other; each must be told before the next.
+    def rounds(self) -> Iterator[list[Trial]]:
+        """All trials of the search, up to one per worker at a time.
 
-        They end before the one that would exceed the number of candidates allowed.
+        Those of a round must be told before the next one. They end before the trial that would
+        exceed the number of candidates allowed.
         """
-        left = self.task.limits.benchmarks
+        left, workers = self.task.limits.benchmarks, self.task.limits.workers
         while trials := self.ask():
-            for trial in trials:
-                left -= len(trial.candidates)
+            for start in range(0, len(trials), workers):
+                fitting: list[Trial] = []
+                for trial in trials[start : start + workers]:
+                    left -= len(trial.candidates)
+                    if left >= 0:
+                        fitting.append(trial)
+                if fitting:
+                    yield fitting
                 if left < 0:
                     self.is_cut_short = True
                     return
-                yield trial
+
+    def trials(self) -> Iterator[Trial]:
+        """All trials of the search, one after the other; each must be told before the next."""
+        for trials in self.rounds():
+            yield from trials
 
 
 T = TypeVar("T")
@@ -354,7 +374,7 @@ class SteppedStrategy(SearchStrategy):
         if not asked:
             return {}
         self.asked += len(asked)
-        size = self._trial_size or len(asked)
+        size = self._size_of_trials(len(asked))
         parts = (tuple(asked[start : start + size]) for start in range(0, len(asked), size))
         trials = [Trial(reference, part, effort, stage) for part in parts]
         answers = yield trials
@@ -451,8 +471,16 @@ class SteppedStrategy(SearchStrategy):
 
     @property
     def _trial_size(self) -> int:
-        """Candidates of one trial; 0 for all that are compared at once."""
+        """Candidates of one trial at most; 0 for all that are compared at once."""
         return self.limits.together
+
+    def _size_of_trials(self, candidates: int) -> int:
+        """The size of trials into which candidates are divided, so that no worker waits."""
+        most, workers = self._trial_size or candidates, self.limits.workers
+        if workers == 1:
+            return most
+        rounds = math.ceil(candidates / (workers * most))
+        return math.ceil(candidates / (workers * rounds))
 
     def _learn(self, trial: Trial, scores: Sequence[Score]) -> None:
         """Take in the outcome of a trial; those asked together come in the order of asking."""

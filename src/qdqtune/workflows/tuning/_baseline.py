@@ -32,6 +32,7 @@ from qdqtune.workflows.tuning import _folder as names
 from qdqtune.workflows.tuning._preflight import build_limit_s, check_runs, find_choices, with_ranges
 from qdqtune.workflows.tuning._run_records import TuningRun
 from qdqtune.workflows.tuning._time_budget import Preset
+from qdqtune.workflows.tuning._workers import check_together
 
 Tell = Callable[[str, str], None]
 """Called with a stage and a message about it."""
@@ -165,7 +166,9 @@ def measure_baseline(run: TuningRun) -> Baseline:
     )
     build_s = max(build_s, again_s)  # one of them may have come from a cache
     found = replace(found, noise=noise, latency_ms=latency_ms, build_s=build_s)
-    engine.timeout_s = build_limit_s(engine, build_s)
+    limit_s = build_limit_s(engine, build_s)
+    for member in run.pool.members:
+        member.worker.timeout_s = limit_s
     _saw_baseline(run, found, again_s if keeps_builds else None)
     run.logs.write_baseline(latency_ms)
     if run.earlier is None and noise.hides_everything:
@@ -174,6 +177,11 @@ def measure_baseline(run: TuningRun) -> Baseline:
         return replace(found, reason=f"{busy}. {QUIETER.removesuffix('.')}")
     if why := _why_too_short(run, 0.0):
         return replace(found, stopped=BY_BUDGET, reason=why)
+    check_together(
+        run.pool, latency_ms,
+        lambda worker: check_noise(worker, timed, run.feeds, request.preset)[:2],
+        run.reporter.tell,
+    )  # fmt: skip
     return found
 
 

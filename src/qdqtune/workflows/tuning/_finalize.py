@@ -205,8 +205,7 @@ class Finalizer:
         """Time files interleaved with the original model, in fresh processes."""
         if not models:
             return {}
-        folder, engine = self.run.folder, self.run.engine
-        reporter, budget = self.run.reporter, self.run.budget
+        folder, reporter, budget = self.run.folder, self.run.reporter, self.run.budget
         reporter.tell("final", "timing the file against the model that was to be beaten")
         told_s = reporter.elapsed_s
 
@@ -215,11 +214,7 @@ class Finalizer:
             if reporter.elapsed_s - told_s > TOLD_AHEAD_S:
                 told_s = reporter.elapsed_s
                 reporter.tell("final", f"opening the files again, in process {opening + 1}")
-            worker = Worker(
-                engine.engine, engine.options, timeout_s=engine.timeout_s,
-                log_path=folder / names.LOGS / names.ENGINE_LOG, scratch=folder.scratch,
-                plans=folder / names.PLANS, opening=opening,
-            )  # fmt: skip
+            worker = self.run.engine.sibling(opening)
             reporter.workers.append(worker)
             return worker
 

@@ -144,6 +144,7 @@ def region_problem(run: TuningRun, baseline: Baseline, calibration: Calibration)
         len(space.groups), grouping.patterns,
         request.config.max_benchmarks, request.config.schemes_per_region,
     )  # fmt: skip
+    limits = replace(limits, workers=len(run.pool))
     task = SearchTask(space, seeds, limits, request.config.seed, prior=prior)
     return SearchProblem(space, make_strategy(task, request.config.strategy), seeds)
 
@@ -343,7 +344,7 @@ def _assembly_problem(
             numbers = (number, number + len(units.units))
             found = {n for n in numbers if choices.of_unit[n]}
             alike.setdefault(unit.subgraph, set()).update(found)
-    limits = Limits(benchmarks=_most(run))
+    limits = Limits(benchmarks=_most(run), workers=len(run.pool))
     task = SubgraphTask(
         space, seeds, limits, config.seed, choices=choices, costs=costs,
         alike=[frozenset(part) for part in alike.values()],
@@ -392,7 +393,8 @@ def _problem_without_subgraphs(
     _logger.warning("%s; whole models are tried without them", done.why_nothing)
     space = Space(calibration.planner, calibration.grouping.groups, {})
     seeds, most = _seeds(run, calibration, space), run.request.config.max_benchmarks
-    limits = Limits(benchmarks=len(seeds) if most is None else min(most, len(seeds)))
+    most = len(seeds) if most is None else min(most, len(seeds))
+    limits = Limits(benchmarks=most, workers=len(run.pool))
     _write_raw(run, calibration.inserter, Placement())
     task = SearchTask(space, seeds, limits, run.request.config.seed)
     return SearchProblem(space, make_strategy(task), seeds, done)

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import math
 import statistics
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,7 +20,9 @@ from qdqtune.config import REGION
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._comparison import compare_files
 from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._pool import Job
 from qdqtune.engines._timing import Round, gain_of
+from qdqtune.engines._worker import Worker
 from qdqtune.graph._fingerprint import model_digest
 from qdqtune.qdq._insert import Inserter
 from qdqtune.records._errors import EngineError, UsageError
@@ -68,6 +71,7 @@ class CandidateEvaluator:
         last_failure: Why the last candidate failed, if all did, including known ones; None as soon
             as one did not.
         schemes_tried: The patterns with the schemes tried for each, as of the last snapshot.
+        lock: Held while something is recorded.
     """
 
     run: TuningRun
@@ -80,6 +84,7 @@ class CandidateEvaluator:
     schemes_tried: list[tuple[PatternView, list[TriedScheme]]] = field(
         default_factory=list, init=False
     )
+    lock: threading.RLock = field(default_factory=threading.RLock, init=False)
     _files: dict[str, Path] = field(default_factory=dict, init=False)
     # Everything that was tried, in order: its log speedup over the float model, why it failed, or
     # None if it was compared only with a candidate whose speedup is unknown.
@@ -109,15 +114,36 @@ class CandidateEvaluator:
         ]
 
     def answer(self, trial: Trial, most: int | None = None) -> list[Score]:
-        """Return one score per candidate; those in the journal are not measured again.
+        """Return one score per candidate of a trial; see `answer_all`."""
+        return self.answer_all([trial], most)[0]
+
+    def answer_all(self, trials: Sequence[Trial], most: int | None = None) -> list[list[Score]]:
+        """Return one score per candidate of each trial; those in the journal are not measured.
+
+        The others are measured side by side, each trial by one worker.
 
         Args:
-            trial: The candidates and their reference.
-            most: How many candidates may be measured; the others fail, which is not recorded.
+            trials: The candidates and their references.
+            most: How many candidates of each trial may be measured; the others fail, which is not
+                recorded.
 
         Raises:
-            EngineError: If the engine no longer runs the reference.
+            EngineError: If the engine no longer runs a reference.
         """
+        known = [self._known(trial) for trial in trials]
+        runs: dict[int, _TrialRun] = {}
+        for number, trial in enumerate(trials):
+            missing = [state for state in trial.candidates if state not in known[number]]
+            if missing[:most]:
+                runs[number] = run = _TrialRun(self, trial, missing[:most])
+                run.write()  # before anything is timed
+        jobs = [Job(run.what, run.measure) for run in runs.values()]
+        for number, found in zip(runs, self.run.pool.run(jobs), strict=True):
+            known[number].update(found)
+        return [self._answered(*each) for each in zip(trials, known, strict=True)]
+
+    def _known(self, trial: Trial) -> dict[State, Score]:
+        """Return the scores of a trial that are in the journal."""
         found: dict[State, Score] = {}
         for state in trial.candidates:
             known = self.journal.known(
@@ -128,9 +154,10 @@ class CandidateEvaluator:
                 self._write_again(state)
         if found:
             self._write_again(trial.reference)
-        missing = [state for state in trial.candidates if state not in found]
-        if missing[:most]:
-            found.update(_TrialRun(self, trial).measure(missing[:most]))
+        return found
+
+    def _answered(self, trial: Trial, found: Mapping[State, Score]) -> list[Score]:
+        """Take in the scores of a trial, and return them in the order of its candidates."""
         base = self._gain(trial.reference)
         for state, score in found.items():
             before = self._tried.setdefault(state, None)
@@ -276,33 +303,52 @@ class CandidateEvaluator:
 
 
 class _TrialRun:
-    """Candidates against one reference; no round is measured twice."""
+    """Candidates against one reference; no round is measured twice.
 
-    def __init__(self, evaluator: CandidateEvaluator, trial: Trial) -> None:
+    What it records is under the evaluator's lock, as others may run side by side.
+    """
+
+    def __init__(
+        self, evaluator: CandidateEvaluator, trial: Trial, candidates: Sequence[State]
+    ) -> None:
         self._evaluator = evaluator
         self._trial = trial
+        self._candidates = candidates
         self._how = evaluator.how(trial.effort)
         self._states: list[State] = []
+        self._files: list[Path] = []
         self._scores: dict[State, Score] = {}
         self._rounds: dict[tuple[State, ...], list[Round]] = {}
         self._skip = 0
+        self._worker = ""
 
-    def measure(self, candidates: Sequence[State]) -> dict[State, Score]:
-        """Run the missing rounds of some candidates, and score all of them."""
-        evaluator, effort = self._evaluator, self._trial.effort
-        files: list[Path] = []
-        for state in candidates:
+    @property
+    def what(self) -> str:
+        """What it is about, in a few words."""
+        return f"{self._trial.stage}, {_candidates(len(self._states))}"
+
+    def write(self) -> None:
+        """Write the candidates and the reference."""
+        evaluator = self._evaluator
+        for state in self._candidates:
             try:
-                files.append(evaluator.file_of(state))
+                self._files.append(evaluator.file_of(state))
                 self._states.append(state)
             except UsageError as error:  # a candidate that can't be written has failed
                 self._keep(state, Score.failed(str(error)))
+        if self._files:
+            self._files.insert(0, evaluator.file_of(self._trial.reference))
+
+    def measure(self, worker: Worker) -> dict[State, Score]:
+        """Run the missing rounds of the candidates, and score all of them."""
+        evaluator, effort, files = self._evaluator, self._trial.effort, self._files
         if not files:
             return self._scores
-        files.insert(0, evaluator.file_of(self._trial.reference))
+        self._worker = evaluator.run.pool.name_of(worker)
         everyone, preset = tuple(self._states), evaluator.run.request.preset
         wanted, seconds = preset.rounds[effort], preset.seconds[effort]
-        known = evaluator.journal.rounds(self._reference, self._keys(everyone), self._how)
+        with evaluator.lock:
+            known = evaluator.journal.rounds(self._reference, self._keys(everyone), self._how)
         self._rounds[everyone] = known
         if len(known) >= wanted and not evaluator.problem.wants_layers:
             self._score(everyone, {})
@@ -313,7 +359,7 @@ class _TrialRun:
         # A kill may have come between the last round and listing the layers, which needs a round.
         rest = max(wanted - len(known), 0 if evaluator.is_simulated else 1)
         measured, _ = compare_files(
-            evaluator.run.engine,
+            worker,
             files,
             evaluator.run.feeds,
             rounds=rest + self._skip,
@@ -334,7 +380,8 @@ class _TrialRun:
         return self._scores
 
     def _take_layers(self, model: int, layers: list[LayerTime]) -> None:
-        self._evaluator.problem.saw_layers(self._states[model - 1], layers)
+        with self._evaluator.lock:
+            self._evaluator.problem.saw_layers(self._states[model - 1], layers)
 
     def saw_round(self, models: tuple[int, ...], round_: Round) -> None:
         """Record a round before the next one begins."""
@@ -343,8 +390,9 @@ class _TrialRun:
             self._skip -= 1
             return
         self._rounds.setdefault(states, []).append(round_)
-        journal = self._evaluator.journal
-        journal.add_round(self._reference, self._keys(states), self._how, round_)
+        with self._evaluator.lock:
+            journal = self._evaluator.journal
+            journal.add_round(self._reference, self._keys(states), self._how, round_)
 
     def saw_failure(self, model: int, error: str, *, refused: bool) -> None:
         """Record a failure at once, so that a resumed run does not repeat it."""
@@ -382,8 +430,6 @@ class _TrialRun:
         """Record the outcome for a candidate."""
         evaluator = self._evaluator
         self._scores[state] = score
-        evaluator.benchmarks += 1
-        evaluator.failed += score.failure is not None
         complete = {
             "stage": self._trial.stage,
             "groups": sorted(state),
@@ -393,9 +439,13 @@ class _TrialRun:
             "build_s": 0.0,
             "timing_s": 0.0,
             **details,
+            **({"worker": self._worker} if self._worker else {}),
         }
-        key = evaluator.key(state)
-        evaluator.journal.add(self._reference, key, self._how, score, complete)
+        with evaluator.lock:
+            evaluator.benchmarks += 1
+            evaluator.failed += score.failure is not None
+            key = evaluator.key(state)
+            evaluator.journal.add(self._reference, key, self._how, score, complete)
 
     @property
     def _reference(self) -> str:
@@ -508,25 +558,30 @@ def _follow(
     """
     run, problem = evaluator.run, evaluator.problem
     strategy = problem.strategy
-    for trial in strategy.trials():
+    for trials in strategy.rounds():
         may_restart = run.request.config.workflow == REGION
-        if trial.stage != SEEDS and (may_restart or run.request.config.budget_s is not None):
+        if trials[0].stage != SEEDS and (may_restart or run.request.config.budget_s is not None):
             is_short = finalists.falls_short(strategy.best)
             if is_short and may_restart:
                 return FINISHED, True
-        kept = tuple(s for s in trial.candidates if part is None or part.has(s))
-        answers, is_all = _answer(evaluator, replace(trial, candidates=kept))
-        if kept and not answers:
+        kept = [
+            replace(t, candidates=tuple(s for s in t.candidates if part is None or part.has(s)))
+            for t in trials
+        ]
+        answers, is_all = _answer(evaluator, kept)
+        if any(each.candidates for each in kept) and not answers:
             return (FINISHED if is_all else BY_BUDGET), False
-        found = dict(zip(kept, answers, strict=True))
-        scores = [found.get(s) or Score.failed(INACCURATE) for s in trial.candidates]
-        problem.tell(trial, scores)
-        if trial.reference == _FLOAT:
-            seeds.update(_seed_speedups(problem, trial, scores))
-        if run.snapshots.is_due:
-            best = evaluator.candidate_of(strategy.best)
-            evaluator.take_snapshot(best, baseline.latency_ms)
-        _tell(evaluator, trial, f"{_candidates(len(scores))}, {_change(evaluator, trial, scores)}")
+        for trial, asked, own in zip(trials, kept, answers, strict=True):
+            found = dict(zip(asked.candidates, own, strict=True))
+            scores = [found.get(s) or Score.failed(INACCURATE) for s in trial.candidates]
+            problem.tell(trial, scores)
+            if trial.reference == _FLOAT:
+                seeds.update(_seed_speedups(problem, trial, scores))
+            if run.snapshots.is_due:
+                best = evaluator.candidate_of(strategy.best)
+                evaluator.take_snapshot(best, baseline.latency_ms)
+            change = _change(evaluator, trial, scores)
+            _tell(evaluator, trial, f"{_candidates(len(scores))}, {change}")
         if not is_all:
             return BY_BUDGET, False
     return FINISHED, False
@@ -549,35 +604,38 @@ def _try_more_accurate(evaluator: CandidateEvaluator, finalists: Finalists, most
     room = min(_MORE_ACCURATE, most - evaluator.tries)
     if room > 0 and (states := finalists.more_accurate(best, room)):
         trial = Trial(best, tuple(states), Effort.CONFIRM, "front")
-        scores, _ = _answer(evaluator, trial)
+        (scores,), _ = _answer(evaluator, [trial])
         _tell(evaluator, trial, f"{_candidates(len(scores))}, {_change(evaluator, trial, scores)}")
 
 
-def _answer(evaluator: CandidateEvaluator, trial: Trial) -> tuple[list[Score], bool]:
-    """Measure the candidates of a trial, as far as there is time.
+def _answer(
+    evaluator: CandidateEvaluator, trials: Sequence[Trial]
+) -> tuple[list[list[Score]], bool]:
+    """Measure the candidates of trials side by side, as far as there is time.
 
     Known scores take none. Of the whole-model choices that a search starts from, as many as
     possible are tried; later trials are complete or skipped.
 
     Returns:
-        The scores, empty if there is no time, and whether there was time for all.
+        The scores of each trial, empty if there is no time, and whether there was time for all.
     """
-    missing, budget = len(evaluator.missing(trial)), evaluator.run.budget
-    reporter = evaluator.run.reporter
-    if not missing:
-        return evaluator.answer(trial), True
+    missing = [len(evaluator.missing(trial)) for trial in trials]
+    budget, reporter = evaluator.run.budget, evaluator.run.reporter
+    most, trial = max(missing), trials[0]
+    if not most:
+        return evaluator.answer_all(trials), True
     is_first = trial.stage == SEEDS
-    fitting = budget.fitting(missing, trial.effort, least=is_first)
-    if fitting < missing and not (is_first and fitting):
+    fitting = budget.fitting(most, trial.effort, least=is_first)
+    if fitting < most and not (is_first and fitting):
         return [], False
     expected_s = budget.trial_s(fitting, trial.effort)
     if expected_s > TOLD_AHEAD_S:
-        what = f"building and timing {_candidates(fitting)}"
+        what = f"building and timing {_candidates(sum(min(each, fitting) for each in missing))}"
         _tell(evaluator, trial, f"{what}, about {expected_s:.0f} s")
     began_s = reporter.elapsed_s
-    scores = evaluator.answer(trial, fitting)
+    scores = evaluator.answer_all(trials, fitting)
     budget.saw_trial(fitting, trial.effort, reporter.elapsed_s - began_s)
-    return scores, fitting == missing
+    return scores, fitting == most
 
 
 def _seed_speedups(

@@ -21,6 +21,7 @@ from qdqtune.config import TuneConfig
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._options import Shapes
+from qdqtune.engines._pool import WorkerPool
 from qdqtune.engines._reference_engine import reference_worker
 from qdqtune.engines._worker import StoredFeeds, Worker
 from qdqtune.graph._atomic_files import sha256_of
@@ -60,6 +61,7 @@ from qdqtune.workflows.tuning._journal_format import (
 )
 from qdqtune.workflows.tuning._preflight import AS_GIVEN, copy_log
 from qdqtune.workflows.tuning._time_budget import Preset, TimeBudget
+from qdqtune.workflows.tuning._workers import check_alike, open_hosts
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,8 @@ class TuneRequest:
 @contextlib.contextmanager
 def open_engines(
     request: TuneRequest, folder: RunFolder, reporter: ProgressReporter
-) -> Iterator[tuple[Worker, Worker]]:
-    """Start the engine and the reference engine for the duration of the run.
+) -> Iterator[tuple[WorkerPool, Worker]]:
+    """Start the engine's workers and the reference engine for the duration of the run.
 
     Args:
         request: The request.
@@ -109,15 +111,27 @@ def open_engines(
         reporter: Keeps time, including that of the engines.
     """
     logs, scratch = folder / LOGS, folder.scratch
-    log = logs / ENGINE_LOG
     with (
+        open_hosts(request.config, request.engine, reporter.tell) as hosts,
         reference_worker(log_path=logs / "runs.log", scratch=scratch) as runner,
-        Worker(
-            request.engine, request.options, log_path=log, scratch=scratch, plans=folder / PLANS
-        ) as engine,
     ):
-        reporter.workers += [runner, engine]
-        yield engine, runner
+        workers = [
+            Worker(
+                request.engine, request.options, log_path=_log_of(logs, number), scratch=scratch,
+                plans=folder / PLANS, host=host,
+            )
+            for number, host in enumerate(hosts)
+        ]  # fmt: skip
+        with contextlib.closing(WorkerPool(workers)) as pool:
+            reporter.workers += [runner, *workers]
+            reporter.watch(pool)
+            yield pool, runner
+
+
+def _log_of(logs: Path, number: int) -> Path:
+    """Return the log of a worker: the first one's is that of runs with one worker."""
+    first = logs / ENGINE_LOG
+    return first if number == 0 else first.with_stem(f"{first.stem}-{number + 1}")
 
 
 @dataclass(frozen=True)
@@ -126,17 +140,22 @@ class RunContext:
 
     Attributes:
         folder: The output folder.
-        engine: The engine that the model is tuned for.
+        pool: Workers of the engine that the model is tuned for.
         runner: The reference engine.
         reporter: Reports every step.
         budget: Predicts what there is time for.
     """
 
     folder: RunFolder
-    engine: Worker
+    pool: WorkerPool
     runner: Worker
     reporter: ProgressReporter
     budget: TimeBudget
+
+    @property
+    def engine(self) -> Worker:
+        """The worker for everything that is done only once."""
+        return self.pool.first
 
 
 _logger = logging.getLogger(__name__)
@@ -211,6 +230,7 @@ def setup(
     ctx.folder.begin()
     began_s = reporter.elapsed_s
     request, info = ask_engine(request, engine)
+    check_alike(ctx.pool, request.engine, info)
     ctx.budget.start_s = reporter.elapsed_s - began_s
     reporter.tell("engine", f"{registry.title(request.engine)} {info.version} on {info.device}")
     feeds = engine.store(next(iter(provider.evaluation_samples())))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -28,7 +28,8 @@ from qdqtune.calibration._instrumentation import capture_tensors
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._comparison import compare_files
 from qdqtune.engines._options import MAX, MIN, OPT, Shapes, range_options, without_ranges
-from qdqtune.engines._worker import StoredFeeds
+from qdqtune.engines._pool import Job
+from qdqtune.engines._worker import StoredFeeds, Worker
 from qdqtune.engines._worker_environment import write_arrays
 from qdqtune.engines.layers._latency import Borders, split_at_borders
 from qdqtune.graph._atomic_files import replacing
@@ -107,6 +108,8 @@ class SubgraphProfiler:
     def __post_init__(self) -> None:
         self._store = WeightStore(self.run.folder / SUBGRAPHS, keep_index=True)
         self._conversions: dict[tuple[ir.DataType, tuple[int, ...]], float] = {}
+        # Held while subgraphs are written and counted, and while something is timed for them all.
+        self._lock, self._shared_lock = threading.Lock(), threading.Lock()
 
     def profile_all(
         self, subgraphs: Sequence[Subgraph], candidates: int, *, measure_float: bool
@@ -133,33 +136,50 @@ class SubgraphProfiler:
         if missing:
             reporter.tell("plan", str(plan), known=known, planned=len(subgraphs))
         reporter.search_begins()
-        spent_s, longest_s = 0.0, plan.subgraphs_s / max(1, len(missing))
+        began, longest_s, done = time.monotonic(), plan.subgraphs_s / max(1, len(missing)), 0
+
+        def has_time() -> bool:
+            return time.monotonic() - began + longest_s <= plan.limit_s
+
         try:
-            for done, (subgraph, values) in enumerate(self._with_values(missing), 1):
-                if spent_s + longest_s > plan.limit_s:
-                    return BY_BUDGET
-                began = time.monotonic()
-                float_ms = self._told_float_ms(subgraph, measure_float=measure_float)
-                times = self.profile(subgraph, values, float_ms)
-                cache.keep_subgraph(times)
-                self.added.append(times)
-                took_s = time.monotonic() - began
-                spent_s += took_s
-                longest_s = max(longest_s if done > 1 else 0.0, took_s)  # the first was a guess
-                reporter.tell(
-                    "subgraphs", self._told(subgraph, times), benchmarks=done, known=known,
-                    planned=len(subgraphs),
-                )  # fmt: skip
+            for part, values in self._with_values(missing):
+                jobs = [
+                    self._job(each, values, self._told_float_ms(each, measure_float=measure_float))
+                    for each in part
+                ]
+                for number, (times, took_s) in self.run.pool.each(jobs, has_time):
+                    cache.keep_subgraph(times)
+                    self.added.append(times)
+                    longest_s = max(longest_s if done else 0.0, took_s)  # the first was a guess
+                    done += 1
+                    reporter.tell(
+                        "subgraphs", self._told(part[number], times), benchmarks=done, known=known,
+                        planned=len(subgraphs),
+                    )  # fmt: skip
         except KeyboardInterrupt:
             return INTERRUPTED
+        if done < len(missing):
+            return BY_BUDGET
         cache.keep_profiled()
         return FINISHED
+
+    def _job(
+        self, subgraph: Subgraph, values: Mapping[str, Array], float_ms: float | None
+    ) -> Job[tuple[SubgraphTimes, float]]:
+        """Return the profiling of a subgraph as a job, which also returns the seconds it takes."""
+
+        def work(worker: Worker) -> tuple[SubgraphTimes, float]:
+            began = time.monotonic()
+            times = self.profile(worker, subgraph, values, float_ms)
+            return times, time.monotonic() - began
+
+        return Job(f"subgraph {subgraph.groups[0]}", work)
 
     def _told_float_ms(self, subgraph: Subgraph, *, measure_float: bool) -> float | None:
         """Return the time of a subgraph in the float model, if that need not be measured alone."""
         float_ms = self._share_ms(subgraph) / len(subgraph.groups)
         is_told = float_ms and not measure_float and not self._shares_layer(subgraph)
-        is_told = is_told and float_ms >= self._least_ms(subgraph.content)
+        is_told = is_told and float_ms >= self._least_ms(self.run.engine, subgraph.content)
         return float_ms if is_told else None
 
     def _use_shared(self, subgraphs: Sequence[Subgraph], *, measure_float: bool) -> None:
@@ -185,28 +205,63 @@ class SubgraphProfiler:
         self.run.reporter.tell("cache", told)
 
     def profile(
-        self, subgraph: Subgraph, values: Mapping[str, Array], float_ms: float | None = None
+        self,
+        worker: Worker,
+        subgraph: Subgraph,
+        values: Mapping[str, Array],
+        float_ms: float | None = None,
     ) -> SubgraphTimes:
         """Time a subgraph as float and with each of its schemes.
 
         Args:
+            worker: The worker that times it.
             subgraph: The subgraph.
             values: The values of its inputs in a run of the model.
             float_ms: Its time in float, if that need not be measured.
         """
         name, content = f"subgraph_{subgraph.groups[0]:04d}", subgraph.content
+        times = [] if float_ms is None else [_told_form(float_ms, content)]
         try:
-            base = self._cut_out(content)
+            with self._lock:
+                plain, forms, errors = self._write_forms(subgraph, name)
         except ModelError as error:
             return SubgraphTimes(subgraph.key, BY_TOTAL, (SchemeTimes(NONE, error=error.what),))
+        forms = forms if float_ms is None else forms[1:]
+        feeds = self._feeds(name, {tensor: values[tensor] for tensor in content.inputs})
+        layers: dict[int, list[LayerTime]] = {}
+        ranges, files = self._told_ranges(subgraph), [file for _, file, _ in forms]
+        measured = self._time(worker, files, feeds, layers.__setitem__, ranges)
+        feeds.path.unlink(missing_ok=True)
+        has_layers = all(layers.get(n) for n, each in enumerate(measured) if each.ok)
+        split = {
+            n: split_at_borders(model, layers[n], content.inputs, content.outputs)
+            if has_layers
+            else self._from_total(worker, measured[n], model, content)
+            for n, (_, _, model) in enumerate(forms)
+            if measured[n].ok
+        }
+        if has_layers:
+            _add_untold(split, measured)
+        times += (
+            self._checked(worker, _times(scheme, measured[n], split.get(n), content), content)
+            for n, (scheme, _, _) in enumerate(forms)
+        )
+        how = BY_LAYERS if has_layers else BY_TOTAL
+        return SubgraphTimes(subgraph.key, how, (*times, *errors), plain.name)
+
+    def _write_forms(
+        self, subgraph: Subgraph, name: str
+    ) -> tuple[Path, list[tuple[str, Path, GraphIndex]], list[SchemeTimes]]:
+        """Write a subgraph in all its forms, float first.
+
+        Returns:
+            The float form, all forms by their schemes, and those that can't be written.
+        """
+        content = subgraph.content
+        base = self._cut_out(content)
         inserter = self.inserter.of_part(base)
         plain = base.write(base.whole(), f"{name}.{NONE}")
-        forms: list[tuple[str, Path, GraphIndex]] = []
-        times: list[SchemeTimes] = []
-        if float_ms is None:
-            forms.append((NONE, plain, GraphIndex(base.load(base.whole()))))
-        else:
-            times.append(_told_form(float_ms, content))
+        forms = [(NONE, plain, GraphIndex(base.load(base.whole())))]
         errors: list[SchemeTimes] = []
         for scheme in subgraph.schemes:
             placement = scheme.placement(content, self.planner)
@@ -216,27 +271,7 @@ class SubgraphProfiler:
                 forms.append((scheme.name, file, GraphIndex(inserter.model(places))))
             except UsageError as error:
                 errors.append(SchemeTimes(scheme.name, error=error.what))
-        feeds = self._feeds(name, {tensor: values[tensor] for tensor in content.inputs})
-        layers: dict[int, list[LayerTime]] = {}
-        ranges = self._told_ranges(subgraph)
-        measured = self._time([file for _, file, _ in forms], feeds, layers.__setitem__, ranges)
-        feeds.path.unlink(missing_ok=True)
-        has_layers = all(layers.get(n) for n, each in enumerate(measured) if each.ok)
-        split = {
-            n: split_at_borders(model, layers[n], content.inputs, content.outputs)
-            if has_layers
-            else self._from_total(measured[n], model, content)
-            for n, (_, _, model) in enumerate(forms)
-            if measured[n].ok
-        }
-        if has_layers:
-            _add_untold(split, measured)
-        times += (
-            self._checked(_times(scheme, measured[n], split.get(n), content), content)
-            for n, (scheme, _, _) in enumerate(forms)
-        )
-        how = BY_LAYERS if has_layers else BY_TOTAL
-        return SubgraphTimes(subgraph.key, how, (*times, *errors), plain.name)
+        return plain, forms, errors
 
     def _cut_out(self, content: Content) -> PreparedModel:
         dims: dict[str, Dims] = {}
@@ -254,14 +289,14 @@ class SubgraphProfiler:
 
     def _time(
         self,
+        worker: Worker,
         files: list[Path],
         feeds: StoredFeeds,
         take_layers: Callable[[int, list[LayerTime]], None] | None = None,
         ranges: Mapping[str, Shapes] = MappingProxyType({}),
     ) -> list[Measurement]:
         """Time files against each other, with their own shapes instead of the whole model's."""
-        worker, preset = self.run.engine, self.run.request.preset
-        options = worker.options
+        options, preset = worker.options, self.run.request.preset
         own = {**without_ranges(options.engine_options), **range_options(ranges)}
         measured, _ = compare_files(
             worker,
@@ -272,26 +307,33 @@ class SubgraphProfiler:
             options=replace(options, engine_options=own),
             take_layers=take_layers,
         )
-        self.benchmarks += len(files)
-        self.failed += sum(not each.ok for each in measured)
+        with self._lock:
+            self.benchmarks += len(files)
+            self.failed += sum(not each.ok for each in measured)
         return measured
 
-    def _from_total(self, measured: Measurement, model: GraphIndex, content: Content) -> Borders:
+    def _from_total(
+        self, worker: Worker, measured: Measurement, model: GraphIndex, content: Content
+    ) -> Borders:
         """Without layers, subtract the cost of conversions, measured alone, from the total."""
         borders = Borders()
         for tensor, edge in ((t, e) for t in content.inputs for e in model.readers(t)):
             if edge.node and model.node[edge.node].op_type == QUANTIZE:
-                borders.conversion_ms[tensor] = self._conversion_ms(tensor)
+                borders.conversion_ms[tensor] = self._conversion_ms(worker, tensor)
         for tensor in content.outputs:
             maker = model.value[tensor].producer()
             if maker is not None and maker.op_type == DEQUANTIZE:
-                borders.conversion_ms[tensor] = self._conversion_ms(tensor)
+                borders.conversion_ms[tensor] = self._conversion_ms(worker, tensor)
         rest_ms = measured.latency_ms - sum(borders.conversion_ms.values())
         borders.inside_ms = max(rest_ms, _LEAST_INSIDE * measured.latency_ms)
         return borders
 
-    def _conversion_ms(self, tensor: str) -> float:
+    def _conversion_ms(self, worker: Worker, tensor: str) -> float:
         """Return the milliseconds of one direction: half of what both together add to a model."""
+        with self._shared_lock:
+            return self._conversion_ms_alone(worker, tensor)
+
+    def _conversion_ms_alone(self, worker: Worker, tensor: str) -> float:
         kind = dtype, shape = self.index.dtype(tensor) or ir.DataType.FLOAT, self._size(tensor)
         if kind not in self._conversions:
             name = f"conversion_{dtype.name.lower()}_{'x'.join(map(str, shape))}"
@@ -305,38 +347,39 @@ class SubgraphProfiler:
                     file.write(model.SerializeToString())
             values = np.linspace(-1.0, 1.0, int(np.prod(shape))).reshape(shape)
             feeds = self._feeds(name, {"x": values.astype(dtype.numpy())})
-            plain, both = self._time(files, feeds)
+            plain, both = self._time(worker, files, feeds)
             more_ms = both.latency_ms - plain.latency_ms if plain.ok and both.ok else 0.0
             self._conversions[kind] = max(0.0, more_ms / 2)
         return self._conversions[kind]
 
-    def _checked(self, times: SchemeTimes, content: Content) -> SchemeTimes:
+    def _checked(self, worker: Worker, times: SchemeTimes, content: Content) -> SchemeTimes:
         """Refuse a time that the products in a subgraph can't be computed in."""
-        least_ms = self._least_ms(content, quantized=times.scheme != NONE)
+        least_ms = self._least_ms(worker, content, quantized=times.scheme != NONE)
         if times.error is not None or times.inside_ms >= least_ms:
             return times
-        self.failed += 1
+        with self._lock:
+            self.failed += 1
         told = (
             f"{times.inside_ms:.4f} ms can't be: the engine's fastest product would take at least "
             f"{least_ms:.4f} ms"
         )
         return SchemeTimes(times.scheme, error=told)
 
-    def _least_ms(self, content: Content, *, quantized: bool = False) -> float:
+    def _least_ms(self, worker: Worker, content: Content, *, quantized: bool = False) -> float:
         """Return the least milliseconds of a subgraph's products; 0 if nothing is known."""
         work = multiply_adds(self.index, content.nodes)
-        return least_ms(work, self._large_ms, quantized=quantized) if work else 0.0
+        return least_ms(work, self._large_ms(worker), quantized=quantized) if work else 0.0
 
-    @cached_property
-    def _large_ms(self) -> float:
-        """The milliseconds of a large product, which only a GPU computes in no time."""
+    def _large_ms(self, worker: Worker) -> float:
+        """Return the milliseconds of a large product, which only a GPU computes in no time."""
         cache = self.cache
-        if cache.large_ms is None:
-            is_fast = registry.entry(self.run.request.engine).keeps_builds
-            cache.keep_large_ms(self._time_large_product() if is_fast else 0.0)
+        with self._shared_lock:
+            if cache.large_ms is None:
+                is_fast = registry.entry(self.run.request.engine).keeps_builds
+                cache.keep_large_ms(self._time_large_product(worker) if is_fast else 0.0)
         return cache.large_ms or 0.0
 
-    def _time_large_product(self) -> float:
+    def _time_large_product(self, worker: Worker) -> float:
         index = self.inserter.base.index
         floats = (index.dtype(value.name or "") for value in index.model.graph.outputs)
         dtype = next((t for t in floats if t in _PRODUCT_TYPES), ir.DataType.FLOAT)
@@ -347,7 +390,7 @@ class SubgraphProfiler:
         values = np.linspace(-1.0, 1.0, SIZE * SIZE).reshape(SIZE, SIZE).astype(dtype.numpy())
         feeds = self._feeds("large_product", {"a": values, "b": values})
         layers: dict[int, list[LayerTime]] = {}
-        (measured,) = self._time([path], feeds, layers.__setitem__)
+        (measured,) = self._time(worker, [path], feeds, layers.__setitem__)
         feeds.path.unlink(missing_ok=True)
         if not measured.ok:
             return 0.0
@@ -364,7 +407,7 @@ class SubgraphProfiler:
 
     def _with_values(
         self, subgraphs: Sequence[Subgraph]
-    ) -> Iterator[tuple[Subgraph, dict[str, Array]]]:
+    ) -> Iterator[tuple[list[Subgraph], dict[str, Array]]]:
         """Yield subgraphs with the values they read in a run, some at a time to limit memory."""
         waiting = list(subgraphs)
         while waiting:
@@ -377,8 +420,7 @@ class SubgraphProfiler:
             feeds = next(iter(self.run.provider.evaluation_samples()))
             runner = self.run.runner
             values = dict(capture_tensors(self.inserter.base, runner, feeds, shapes))
-            for subgraph in part:
-                yield subgraph, values
+            yield part, values
 
     def _bytes(self, subgraph: Subgraph) -> int:
         return sum(4 * math.prod(self._size(tensor)) for tensor in subgraph.content.inputs)

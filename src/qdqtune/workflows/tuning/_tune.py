@@ -83,6 +83,7 @@ from qdqtune.workflows.tuning._run_records import Candidate, TuningRun, open_rec
 from qdqtune.workflows.tuning._search import CandidateEvaluator, SearchOutcome, search
 from qdqtune.workflows.tuning._setup import RunContext, TuneRequest, open_engines, setup
 from qdqtune.workflows.tuning._time_budget import PRESETS, TimeBudget
+from qdqtune.workflows.tuning._workers import figures_of
 
 _EVALUATE_EXAMPLE = "(path): return accuracy"
 
@@ -124,9 +125,9 @@ def tune(model: Path, config: TuneConfig) -> TuneResult:
             resume=config.resume != "never",
             folders=(SUBGRAPHS,) if config.workflow == SUBGRAPH else (),
         ) as folder,
-        open_engines(request, folder, reporter) as (engine, runner),
+        open_engines(request, folder, reporter) as (pool, runner),
     ):
-        ctx = RunContext(folder, engine, runner, reporter, budget)
+        ctx = RunContext(folder, pool, runner, reporter, budget)
         target = setup(ctx, request, source, provider)
         with open_records(target) as run:
             return commit(_tuned(run, measure_baseline(run)))
@@ -271,7 +272,10 @@ def plan_tune(model: Path, config: TuneConfig) -> TunePlan:
 
 def _request(model: Path, config: TuneConfig) -> TuneRequest:
     """Resolve everything that a config refers to."""
-    engine = registry.resolve(config.engine, config.engine_options)
+    is_elsewhere = config.cluster is not None and config.engine != registry.AUTO
+    engine = config.engine
+    if not is_elsewhere:  # it need not be installed here
+        engine = registry.resolve(engine, config.engine_options)
     takes_ranges = registry.entry(engine).takes_shape_ranges or config.workflow == SUBGRAPH
     for name in ("min_shapes", "max_shapes"):
         if getattr(config, name) is not None and not takes_ranges:
@@ -480,6 +484,7 @@ def summarize(result: RunResult, model: Path) -> Summary:
         rejected=final.rejected,
         front=final.front,
         corrected_biases=final.corrected_biases,
+        workers=figures_of(run.pool),
     )
 
 
