@@ -77,7 +77,7 @@ def local_hosts(engine: str, workers: int, threads: int | None) -> list[LocalHos
     entry, memory = registry.entry(engine), current_limits().memory_bytes
     each_memory = None if memory is None else memory // workers
     if not entry.measures:  # its times do not depend on this machine
-        return [LocalHost(memory_bytes=each_memory, name="simulated") for _ in range(workers)]
+        return [LocalHost(memory_bytes=each_memory) for _ in range(workers)]
     if entry.needs_gpu:
         gpus = [str(number) for number, _ in enumerate(find_gpus().gpus)]
         if workers > len(gpus):
