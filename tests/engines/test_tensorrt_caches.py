@@ -70,6 +70,16 @@ class TestTimingCache:
         left = {path.name for path in tmp_path.iterdir() if path.suffix != ".onnx"}
         assert left == {"kernels.cache", "kernels.cache.lock"}
 
+    def test_what_a_process_learned_does_not_depend_on_the_file(
+        self, workers: StandInWorkers, tmp_path: Path
+    ) -> None:
+        """Version 8.6 may write what it can't read back."""
+        path = tmp_path / "kernels.cache"
+        use(workers.worker(VERSION), model(tmp_path, "one"), options_of(timing_cache=path))
+        path.write_bytes(b"Myelin error from unknown graph")
+        use(workers.worker(VERSION), model(tmp_path, "two"), options_of(timing_cache=path))
+        assert built_in(path) == {"one.onnx", "two.onnx"}
+
     def test_none_leaves_no_file(self, workers: StandInWorkers, tmp_path: Path) -> None:
         before = sorted((workers.folder / "caches").rglob("*.cache"))
         use(workers.worker(VERSION), model(tmp_path, "alone"), options_of(timing_cache="none"))

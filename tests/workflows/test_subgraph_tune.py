@@ -25,6 +25,7 @@ from qdqtune.records._inputs import InputRequest
 from qdqtune.records._tuning import (
     BY_LAYERS,
     BY_TOTAL,
+    IN_PLACE,
     SchemeTimes,
     SubgraphTimes,
     TuneEvent,
@@ -38,6 +39,7 @@ from qdqtune.workflows.tuning._folder import LOCK
 from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache, TimedGroup
 from qdqtune.workflows.tuning._throughput import SIZE, least_ms, multiply_adds
 from qdqtune.workflows.tuning._time_budget import PRESETS, TimeBudget
+from qdqtune.workflows.tuning._times_in_place import TimesInPlace
 from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
 from tests.cutting import cut
@@ -493,16 +495,16 @@ def keeps_builds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_float_time_that_products_can_not_take_is_measured_anew(
     products: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = simulated(products, tmp_path / "usual", engine_options=GPU)
+    simulated(products, tmp_path / "usual", engine_options=GPU)
+    assert {chunk["how"] for chunk in chunks_of(tmp_path / "usual")} == {IN_PLACE}
     divided = _layer_groups.spent_by_group
     monkeypatch.setattr(
         _layer_groups, "spent_by_group",
         lambda groups, layers: [1e-3 * ms for ms in divided(groups, layers)],
     )  # fmt: skip
-    wrong = simulated(products, tmp_path / "wrong", engine_options=GPU)
-    more = wrong.summary.subgraph_benchmarks - usual.summary.subgraph_benchmarks
+    simulated(products, tmp_path / "wrong", engine_options=GPU)
     chunks = [chunk for chunk in chunks_of(tmp_path / "wrong") if len(chunk["forms"]) > 1]
-    assert more == len(chunks) > 0
+    assert {chunk["how"] for chunk in chunks} == {BY_LAYERS}
     assert all(chunk["forms"][0]["inside_ms"] > 1e-4 for chunk in chunks)
     assert cached(tmp_path / "wrong")["phase_2"]["large_ms"] > 0.0
 
@@ -511,6 +513,7 @@ def test_a_float_time_that_products_can_not_take_is_measured_anew(
 def test_a_quantized_time_that_products_can_not_take_is_refused(
     products: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(TimesInPlace, "find", lambda *args: None)
     split = _subgraph_profiler.split_at_borders
     monkeypatch.setattr(
         _subgraph_profiler, "split_at_borders",
@@ -519,6 +522,59 @@ def test_a_quantized_time_that_products_can_not_take_is_refused(
     simulated(products, tmp_path / "run", engine_options=GPU)
     errors = [form.get("error") for chunk in chunks_of(tmp_path / "run") for form in chunk["forms"]]
     assert any("the engine's fastest product would take at least" in (e or "") for e in errors)
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Path:
+    """A model whose subgraphs are not what they are alone: ops behind convolutions are fused."""
+    onnx.save(zoo.build("resnet18", image=64), tmp_path / "network.onnx")
+    return tmp_path / "network.onnx"
+
+
+@pytest.mark.usefixtures("keeps_builds")
+def test_whole_models_tell_what_subgraphs_take(network: Path, tmp_path: Path) -> None:
+    result = simulated(network, tmp_path / "run", engine_options=GPU)
+    chunks = chunks_of(tmp_path / "run")
+    assert {chunk["how"] for chunk in chunks} == {IN_PLACE}
+    assert result.summary.subgraph_benchmarks <= 1  # the large product
+    told = {batch.stage: batch for batch in result.summary.batches}
+    assert told["rules"].predicted is told["everything"].predicted is None
+    assert told["raw"].predicted == pytest.approx(told["raw"].measured, rel=0.1)
+    left = {path.name for path in (tmp_path / "run" / "region_models").iterdir()}
+    assert not any(name.startswith("in_place") for name in left)
+    again = simulated(network, tmp_path / "run", engine_options=GPU)
+    assert (again.summary.subgraph_benchmarks, again.summary.benchmarks) == (0, 0)
+
+
+@pytest.mark.usefixtures("keeps_builds")
+def test_what_whole_models_can_not_tell_is_timed_alone(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An op that has no kernel in the whole model is left float there, and so tells nothing."""
+    build, built = TimesInPlace._build, []
+
+    def refusing(self: TimesInPlace, worker: Any, placement: Any, name: str) -> Any:
+        built.append(name)
+        if any(edge.node == "fc" for edge in placement.edges):
+            return [], ("fc",)
+        return build(self, worker, placement, name)
+
+    monkeypatch.setattr(TimesInPlace, "_build", refusing)
+    simulated(network, tmp_path / "run", engine_options=GPU)
+    assert built == ["in_place_0", "in_place_1", "in_place_1"]  # the rules leave it float
+    chunks = chunks_of(tmp_path / "run")
+    alone = [chunk["details"]["nodes"] for chunk in chunks if chunk["how"] != IN_PLACE]
+    assert alone == [["fc"]]
+
+
+@pytest.mark.usefixtures("keeps_builds")
+def test_without_time_for_whole_models_none_is_built_for_its_layers(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TimeBudget, "fitting", lambda *args, **options: 0)
+    result = simulated(network, tmp_path / "run", engine_options=GPU, budget_s=3600.0)
+    assert IN_PLACE not in {chunk["how"] for chunk in chunks_of(tmp_path / "run")}
+    assert result.model.exists()
 
 
 def test_engines_without_kept_builds_are_asked_for_no_large_product(

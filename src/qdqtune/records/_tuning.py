@@ -595,6 +595,8 @@ BY_LAYERS = "layers"
 """The engine reported where the time of the subgraph goes."""
 BY_TOTAL = "total"
 """It did not, so conversion costs were measured separately and subtracted."""
+IN_PLACE = "whole models"
+"""It was not timed alone: the layers of whole models told its times."""
 
 
 @dataclass(frozen=True)
@@ -631,7 +633,7 @@ class SubgraphTimes(Record):
 
     Attributes:
         key: Identifies the subgraph.
-        how: How its time was split: `BY_LAYERS` or `BY_TOTAL`.
+        how: Where its times are from: `BY_LAYERS`, `BY_TOTAL` or `IN_PLACE`.
         forms: The float form first, then those that were tried.
         file: Name of the float form's file.
     """
@@ -660,7 +662,8 @@ class Batch(Record):
         stage: The stage of the validation.
         quantized: Number of groups quantized.
         dropped: Number of groups returned to float.
-        predicted: Speedup predicted from subgraph costs, over the model it was compared with.
+        predicted: Speedup predicted from subgraph costs, over the model it was compared with; None
+            if the costs were taken from its own layers.
         measured: Speedup on the whole model; None if the engine refused it.
         error: Standard error of the log of the measured speedup.
         accepted: Whether it was kept.
@@ -669,14 +672,16 @@ class Batch(Record):
     stage: str
     quantized: int
     dropped: int
-    predicted: float
+    predicted: float | None
     measured: float | None
     error: float
     accepted: bool
 
     def check(self) -> None:
         """See `Record.check`."""
-        if self.predicted <= 0.0 or (self.measured is not None and self.measured <= 0.0):
+        if any(
+            speedup is not None and speedup <= 0.0 for speedup in (self.predicted, self.measured)
+        ):
             raise ValueError("a speedup is not a number")
 
 

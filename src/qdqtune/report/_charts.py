@@ -248,7 +248,7 @@ def twin_bars(before: float, after: float | None, most: float, kind: str) -> Mar
 
 
 def dumbbell(
-    predicted: float, measured: float | None, error: float, ends: tuple[float, float]
+    predicted: float | None, measured: float | None, error: float, ends: tuple[float, float]
 ) -> Markup:
     """Return a prediction and a measurement on one scale, with the line of no change."""
 
@@ -258,12 +258,16 @@ def dumbbell(
     parts = [Markup('<path class="level" d="M{:.1f} 0V18"/>').format(at(1.0))]
     if measured is not None:
         low, high = (at(measured * math.exp(sign * _SPREAD * error)) for sign in (-1, 1))
+        if predicted is not None:
+            link = Markup('<path class="link" d="M{:.1f} 9H{:.1f}"/>')
+            parts.append(link.format(at(predicted), at(measured)))
         parts += [
-            Markup('<path class="link" d="M{:.1f} 9H{:.1f}"/>').format(at(predicted), at(measured)),
             Markup('<path class="whisker" d="M{:.1f} 9H{:.1f}"/>').format(low, high),
             Markup('<circle class="dot" cx="{:.1f}" cy="9" r="4"/>').format(at(measured)),
         ]
-    parts.append(Markup('<circle class="ring" cx="{:.1f}" cy="9" r="4"/>').format(at(predicted)))
+    if predicted is not None:
+        ring = Markup('<circle class="ring" cx="{:.1f}" cy="9" r="4"/>')
+        parts.append(ring.format(at(predicted)))
     return Markup('<svg class="pair" viewBox="0 0 200 18" aria-hidden="true">{}</svg>').format(
         join(parts)
     )

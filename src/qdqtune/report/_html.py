@@ -152,7 +152,7 @@ def _section(run: RunView, prefix: str, *, is_drawn: bool) -> dict[str, Any]:
     if isinstance(summary, Summary) and summary.batches:
         known = [each for each in summary.batches if each.measured is not None]
         section["batches"] = summary.batches
-        both = [v for b in known for v in (b.predicted, b.measured or 1.0)]
+        both = [v or 1.0 for b in known for v in (b.predicted, b.measured)]
         section["batch_ends"] = span(both, 1.0)
     if graph is not None:
         section |= {

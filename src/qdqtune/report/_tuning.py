@@ -402,7 +402,7 @@ def batches_table(batches: Sequence[Batch], *, has_costs: bool = True) -> Table:
             batch.stage,
             str(batch.quantized) if has_costs else "-",
             str(batch.dropped) if has_costs else "-",
-            f"{batch.predicted:.3f}x" if has_costs or batch.predicted != 1.0 else "-",
+            _prediction(batch, has_costs=has_costs),
             "failed" if batch.measured is None else f"{batch.measured:.3f}x",
             "" if batch.measured is None else f"{100 * batch.error:.1f} %",
             "taken" if batch.accepted else "",
@@ -412,12 +412,17 @@ def batches_table(batches: Sequence[Batch], *, has_costs: bool = True) -> Table:
     return Table(_TRIALS, rows, right=(1, 2, 3, 4, 5))
 
 
+def _prediction(batch: Batch, *, has_costs: bool) -> str:
+    is_told = batch.predicted is not None and (has_costs or batch.predicted != 1.0)
+    return f"{batch.predicted:.3f}x" if is_told else "-"
+
+
 def _is_far_off(batches: Sequence[Batch]) -> bool:
     """Whether most predictions were far from the measurements."""
     errors = [
         abs(math.log(batch.measured / batch.predicted))
         for batch in batches
-        if batch.measured and batch.predicted > 0.0
+        if batch.measured and batch.predicted
     ]
     return bool(errors) and statistics.median(errors) > _FAR
 

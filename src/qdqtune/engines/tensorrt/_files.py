@@ -218,7 +218,11 @@ def _user_cache() -> Path:
 
 
 class TimingCacheFile:
-    """A timing cache on disk.
+    """A timing cache on disk, and what this process has added to it.
+
+    Builds of one process share one cache in memory. Version 8.6 can't read back what it wrote once
+    a part of a model was compiled as a whole (`Myelin error from unknown graph`, seen on an H200):
+    from the file alone, every build would time all kernels again.
 
     Args:
         path: The file; it need not exist.
@@ -239,12 +243,21 @@ class TimingCacheFile:
             f"{self.path.stem}.{_key(engine, version, device)}{self.path.suffix}"
         )
         self.is_trusted: bool | None = None
+        self._live: Any = None
 
     def attach(self, config: Any) -> Any:
         """Attach the file's timings to a build; the result must live as long as the build.
 
         A file of another GPU or version is left as it is, and one beside it is used instead.
         """
+        if self.is_trusted is False:
+            self._live = None
+        if self._live is not None and config.set_timing_cache(self._live, False):
+            return self._live
+        self._live = self._attach_file(config)
+        return self._live
+
+    def _attach_file(self, config: Any) -> Any:
         for path in dict.fromkeys((self.path, self._own_path)):
             cache = config.create_timing_cache(b"" if self.is_trusted is False else _read(path))
             if cache is not None and config.set_timing_cache(cache, False):

@@ -72,6 +72,7 @@ class SubgraphTask(SearchTask):
             forms; those that only move values are not among them: they follow their neighbours.
         incremental: Whether anything is tried beside the seeds.
         frugal: Whether candidates are so costly that only clear gains are worth one.
+        told: Choices whose own layers the costs were taken from: nothing is predicted of them.
     """
 
     choices: Choices
@@ -79,6 +80,7 @@ class SubgraphTask(SearchTask):
     alike: Sequence[State]
     incremental: bool = True
     frugal: bool = False
+    told: frozenset[State] = frozenset()
 
     workflow: ClassVar[str] = SUBGRAPH
 
@@ -95,6 +97,7 @@ class AssemblySearch(SteppedStrategy):
         self._alike = task.alike
         self._incremental = task.incremental
         self._frugal = task.frugal
+        self._sources = task.told
         self._observed: dict[State, ObservedCosts] = {}
         self._fixed: dict[int, bool] = {}
         self._failures = 0
@@ -357,7 +360,7 @@ class AssemblySearch(SteppedStrategy):
         accepted: bool,
     ) -> None:
         old, new = self._units(before), self._units(after)
-        predicted = math.exp(gain_of(costs, new, old))
+        predicted = None if after in self._sources else math.exp(gain_of(costs, new, old))
         had, has = (frozenset(map(self._choices.unit, each)) for each in (old, new))
         changed = len(has - had), len(had - has)
         self._add(stage, changed, predicted, score, accepted=accepted)
@@ -366,7 +369,7 @@ class AssemblySearch(SteppedStrategy):
         self,
         stage: str,
         changed: tuple[int, int],
-        predicted: float,
+        predicted: float | None,
         score: Score,
         *,
         accepted: bool,

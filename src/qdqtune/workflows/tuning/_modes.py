@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from qdqtune.calibration._random_inputs import random_inputs
+from qdqtune.engines import _registry as registry
 from qdqtune.engines._options import MAX, MIN, Shapes
 from qdqtune.engines.layers._latency import shares_of_latency
 from qdqtune.graph._atomic_files import sha256_of
@@ -23,7 +24,7 @@ from qdqtune.qdq._insert import Inserter
 from qdqtune.records._inputs import request_of
 from qdqtune.records._measurement import LayerTime
 from qdqtune.records._placement import Placement
-from qdqtune.records._tuning import FINISHED, INTERRUPTED
+from qdqtune.records._tuning import FINISHED, IN_PLACE, INTERRUPTED
 from qdqtune.search._prior import Prior, prior_of
 from qdqtune.search._space import Form, Grouping, Space, State
 from qdqtune.search.patterns._pattern_cache import PatternCache
@@ -50,10 +51,11 @@ from qdqtune.workflows.tuning._cache_folder import (
     subgraph_conditions,
 )
 from qdqtune.workflows.tuning._layer_groups import find_engine_groups, layer_files
-from qdqtune.workflows.tuning._preflight import AS_GIVEN, layers_told, seeds_of
+from qdqtune.workflows.tuning._preflight import AS_GIVEN, STATIC_BLANKETS, layers_told, seeds_of
 from qdqtune.workflows.tuning._run_records import TuningRun
 from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache
 from qdqtune.workflows.tuning._subgraph_profiler import SubgraphProfiler
+from qdqtune.workflows.tuning._times_in_place import TimesInPlace
 
 _logger = logging.getLogger(__name__)
 
@@ -281,6 +283,8 @@ def subgraph_problem(run: TuningRun, baseline: Baseline, calibration: Calibratio
             profiler = SubgraphProfiler(
                 run, cache, calibration.inserter, planner, index, dims, ranges
             )
+            if is_slow and request.config.incremental_validation and _keeps_builds(run):
+                TimesInPlace(profiler).find(subgraphs, grouping.ruled)
             stopped = profiler.profile_all(subgraphs, _most(run), measure_float=not is_slow)
             _share(run, profiler)
             done = replace(
@@ -300,6 +304,11 @@ def subgraph_problem(run: TuningRun, baseline: Baseline, calibration: Calibratio
         space = Space(planner, (), {})
         done = replace(done, stopped=INTERRUPTED)
         return SearchProblem(space, make_strategy(SearchTask(space)), {}, done)
+
+
+def _keeps_builds(run: TuningRun) -> bool:
+    """Whether the engine builds models, and need not build one again to time it."""
+    return registry.entry(run.request.engine).keeps_builds
 
 
 def _share(run: TuningRun, profiler: SubgraphProfiler) -> None:
@@ -348,7 +357,7 @@ def _assembly_problem(
     task = SubgraphTask(
         space, seeds, limits, config.seed, choices=choices, costs=costs,
         alike=[frozenset(part) for part in alike.values()],
-        incremental=config.incremental_validation, frugal=is_slow,
+        incremental=config.incremental_validation, frugal=is_slow, told=_told(seeds, cache),
     )  # fmt: skip
     strategy = make_strategy(task, config.strategy)
     strategy.observe(frozenset(), units.plain)
@@ -358,6 +367,13 @@ def _assembly_problem(
         space=space, strategy=strategy, seeds=seeds, preparation=done, units=units,
         inserter=inserter, cache=cache,
     )  # fmt: skip
+
+
+def _told(seeds: Mapping[str, State], cache: SubgraphCache) -> frozenset[State]:
+    """Return the seeds whose own layers the costs were taken from."""
+    if all(times.how != IN_PLACE for times in cache.subgraphs.values()):
+        return frozenset()
+    return frozenset(seeds[name] for name in (RULES, STATIC_BLANKETS[0]) if name in seeds)
 
 
 def _timed_share(subgraphs: Sequence[Subgraph], cache: SubgraphCache) -> float:

@@ -144,7 +144,7 @@ class SubgraphProfiler:
         try:
             for part, values in self._with_values(missing):
                 jobs = [
-                    self._job(each, values, self._told_float_ms(each, measure_float=measure_float))
+                    self._job(each, values, self.told_float_ms(each, measure_float=measure_float))
                     for each in part
                 ]
                 for number, (times, took_s) in self.run.pool.each(jobs, has_time):
@@ -175,7 +175,7 @@ class SubgraphProfiler:
 
         return Job(f"subgraph {subgraph.groups[0]}", work)
 
-    def _told_float_ms(self, subgraph: Subgraph, *, measure_float: bool) -> float | None:
+    def told_float_ms(self, subgraph: Subgraph, *, measure_float: bool) -> float | None:
         """Return the time of a subgraph in the float model, if that need not be measured alone."""
         float_ms = self._share_ms(subgraph) / len(subgraph.groups)
         is_told = float_ms and not measure_float and not self._shares_layer(subgraph)
@@ -194,10 +194,10 @@ class SubgraphProfiler:
         found = [each for each in subgraphs if not self._is_known(each) and each.key in known]
         for subgraph in found:
             times = replace(known[subgraph.key], file="")
-            float_ms = self._told_float_ms(subgraph, measure_float=measure_float)
+            float_ms = self.told_float_ms(subgraph, measure_float=measure_float)
             if float_ms is not None:
                 others = [form for form in times.forms if form.scheme != NONE]
-                times = replace(times, forms=(_told_form(float_ms, subgraph.content), *others))
+                times = replace(times, forms=(told_form(float_ms, subgraph.content), *others))
             names = {form.scheme for form in times.forms}
             if names.issuperset((NONE, *(scheme.name for scheme in subgraph.schemes))):
                 self.cache.keep_subgraph(times)
@@ -220,7 +220,7 @@ class SubgraphProfiler:
             float_ms: Its time in float, if that need not be measured.
         """
         name, content = f"subgraph_{subgraph.groups[0]:04d}", subgraph.content
-        times = [] if float_ms is None else [_told_form(float_ms, content)]
+        times = [] if float_ms is None else [told_form(float_ms, content)]
         try:
             with self._lock:
                 plain, forms, errors = self._write_forms(subgraph, name)
@@ -319,22 +319,22 @@ class SubgraphProfiler:
         borders = Borders()
         for tensor, edge in ((t, e) for t in content.inputs for e in model.readers(t)):
             if edge.node and model.node[edge.node].op_type == QUANTIZE:
-                borders.conversion_ms[tensor] = self._conversion_ms(worker, tensor)
+                borders.conversion_ms[tensor] = self.conversion_ms(worker, tensor)
         for tensor in content.outputs:
             maker = model.value[tensor].producer()
             if maker is not None and maker.op_type == DEQUANTIZE:
-                borders.conversion_ms[tensor] = self._conversion_ms(worker, tensor)
+                borders.conversion_ms[tensor] = self.conversion_ms(worker, tensor)
         rest_ms = measured.latency_ms - sum(borders.conversion_ms.values())
         borders.inside_ms = max(rest_ms, _LEAST_INSIDE * measured.latency_ms)
         return borders
 
-    def _conversion_ms(self, worker: Worker, tensor: str) -> float:
+    def conversion_ms(self, worker: Worker, tensor: str) -> float:
         """Return the milliseconds of one direction: half of what both together add to a model."""
         with self._shared_lock:
             return self._conversion_ms_alone(worker, tensor)
 
     def _conversion_ms_alone(self, worker: Worker, tensor: str) -> float:
-        kind = dtype, shape = self.index.dtype(tensor) or ir.DataType.FLOAT, self._size(tensor)
+        kind = dtype, shape = self.index.dtype(tensor) or ir.DataType.FLOAT, self.size(tensor)
         if kind not in self._conversions:
             name = f"conversion_{dtype.name.lower()}_{'x'.join(map(str, shape))}"
             folder = self.run.folder / SUBGRAPHS
@@ -416,16 +416,17 @@ class SubgraphProfiler:
             while waiting and (not part or size + self._bytes(waiting[0]) <= _BYTES_AT_ONCE):
                 size += self._bytes(waiting[0])
                 part.append(waiting.pop(0))
-            shapes = {tensor: self._size(tensor) for each in part for tensor in each.content.inputs}
+            shapes = {tensor: self.size(tensor) for each in part for tensor in each.content.inputs}
             feeds = next(iter(self.run.provider.evaluation_samples()))
             runner = self.run.runner
             values = dict(capture_tensors(self.inserter.base, runner, feeds, shapes))
             yield part, values
 
     def _bytes(self, subgraph: Subgraph) -> int:
-        return sum(4 * math.prod(self._size(tensor)) for tensor in subgraph.content.inputs)
+        return sum(4 * math.prod(self.size(tensor)) for tensor in subgraph.content.inputs)
 
-    def _size(self, tensor: str) -> tuple[int, ...]:
+    def size(self, tensor: str) -> tuple[int, ...]:
+        """Return the shape of a tensor in this run."""
         return tuple(1 if dim is None else dim for dim in self.index.shape(tensor) or ())
 
     def _share_ms(self, subgraph: Subgraph) -> float:
@@ -449,7 +450,7 @@ class SubgraphProfiler:
 
     def _shapes(self, inputs: Iterable[str]) -> dict[str, Shapes]:
         return {
-            label: {t: self.ranges.get(label, {}).get(t, self._size(t)) for t in inputs}
+            label: {t: self.ranges.get(label, {}).get(t, self.size(t)) for t in inputs}
             for label in (MIN, OPT, MAX)
         }
 
@@ -477,7 +478,7 @@ class SubgraphProfiler:
         return f"{ordered[0]} ({ops}{also}), {len(subgraph.groups)} times: {forms}"
 
 
-def _told_form(float_ms: float, content: Content) -> SchemeTimes:
+def told_form(float_ms: float, content: Content) -> SchemeTimes:
     """Return the float form of a subgraph whose time in the model is known."""
     nothing = (0.0,) * (len(content.inputs) + len(content.outputs))
     return SchemeTimes(NONE, float_ms, float_ms, nothing, nothing)
