@@ -123,7 +123,7 @@ class DetailsGatherer:
         self, file: Path | None, spend: _Allowance, missing: list[str]
     ) -> tuple[list[MappedLayer], list[MappedLayer]]:
         """Return the layers of the float model and of the result."""
-        if not spend.allows(2.0 * self.baseline.build_s):
+        if not spend.allows(2.0 * self.run.budget.open_s):
             missing.append("Layers: there was no time to profile the models.")
             return [], []
         before = self._profile(self.baseline.file)

@@ -191,6 +191,11 @@ class TimeBudget:
         """Seconds that the first build of the model took."""
         return self._opening_s.first
 
+    @property
+    def open_s(self) -> float:
+        """Seconds to open a model that was built before."""
+        return self._opening_s.again
+
     def subgraphs_s(self, candidates: int) -> float:
         """Return the seconds that timing subgraphs may take; infinite without a budget.
 
