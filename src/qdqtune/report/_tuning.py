@@ -479,7 +479,7 @@ def candidates_text(candidates: Sequence[Candidate], most: int | None = None) ->
 
 
 def _candidate_row(one: Candidate) -> list[str]:
-    remark = one.role or ("float" if one.tensors == 0 else "")
+    remark = one.role or ("float" if one.tensors == 0 else one.shortfall)
     if one.failure is not None:
         first = message(one.failure).split("\n", 1)[0]
         remark = f"failed: {shortened(first, _LONGEST_FAILURE)}"
