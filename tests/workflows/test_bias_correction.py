@@ -158,18 +158,20 @@ def test_a_float_op_keeps_its_bias(plain: Inserter, corrected: Inserter) -> None
     assert other.serialized(whole(plain)) == plain.serialized(whole(plain))
 
 
+def values_in(model: ir.Model, name: str) -> np.ndarray:
+    constant = model.graph.initializers[name].const_value
+    assert constant is not None
+    return constant.numpy()
+
+
 def test_stripping_puts_biases_back_if_they_are_known(plain: Inserter, corrected: Inserter) -> None:
     original = ir.from_proto(depthwise())
-    biases = {name: original.graph.initializers[name] for name in ("b0", "b1", "b2", "b3")}
-    exact = {name: value.const_value.numpy() for name, value in biases.items() if value.const_value}
+    exact = {name: values_in(original, name) for name in ("b0", "b1", "b2", "b3")}
 
     def stripped(weights_from: ir.Model | None) -> tuple[int, int]:
         model = corrected.model(whole(plain))
         stays = strip(model, weights_from).corrected
-        left = model.graph.initializers
-        values = {name: left[name].const_value for name in exact}
-        equal = [np.array_equal(exact[name], each) for name, each in values.items()]
-        return stays, sum(equal)
+        return stays, sum(np.array_equal(exact[name], values_in(model, name)) for name in exact)
 
     assert stripped(None) == (4, 0)
     assert stripped(original) == (0, 4)
