@@ -19,7 +19,7 @@ from qdqtune.records._measurement import Comparison
 from qdqtune.records._placement import Placement
 from qdqtune.records._printable import printable
 from qdqtune.records._quantization import Decision, QuantizeReport
-from qdqtune.records._report import ReportDetails, RunView
+from qdqtune.records._report import FLOAT, QUANTIZED, ReportDetails, RunView
 from qdqtune.records._tuning import Summary
 from qdqtune.report import _html as html_module
 from qdqtune.report._charts import span, ticks
@@ -377,6 +377,15 @@ def test_the_best_so_far_is_accurate_enough() -> None:
     assert "c0000 (seeds): 1.994×, not accurate enough" in text
     rejected = [Rejected(name, 4, None, 0.5, "metric") for name in ("everything", "rules")]
     assert re.search(r"best \d", text_of(summary_of(rejected=tuple(rejected)))) is None
+
+
+def test_an_op_of_which_only_inputs_are_quantized_is_said_to_be_float() -> None:
+    run, note = run_of(), "float: only values that it reads are quantized"
+    assert run.details is not None
+    (row,) = run.details.tensors
+    for form in ("", QUANTIZED, FLOAT):
+        details = replace(run.details, tensors=(replace(row, form=form),))
+        assert (note in text_of(replace(run, details=details))) == (form == FLOAT)
 
 
 def test_a_candidate_below_the_limit_is_marked_and_the_limit_is_explained() -> None:
