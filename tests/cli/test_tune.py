@@ -473,7 +473,7 @@ def test_kept_float_is_said_with_its_reason() -> None:
     ("stopped", "why"),
     [
         ("budget", "The time was up"),
-        ("max_benchmarks", "The search ended at its limit of candidates, --max_benchmarks"),
+        ("max_benchmarks", "The search ended at --max_benchmarks: too few candidates"),
         ("interrupted", "The search was interrupted"),
     ],
 )

@@ -178,7 +178,7 @@ def test_a_pattern_without_pairs_may_be_dynamic(dynamic: int, shown: str) -> Non
             "No model reaches --max_latency 0.25 ms: the fastest takes 5 ms.",
         ),
         ({"stopped": "interrupted"}, "The search was interrupted"),
-        ({"stopped": "max_benchmarks"}, "ended at its limit of candidates, --max_benchmarks"),
+        ({"stopped": "max_benchmarks"}, "ended at --max_benchmarks: too few"),
         ({"lost_to_accuracy": "the stem"}, "not accurate enough: the stem"),
     ],
 )

@@ -33,9 +33,8 @@ _SUBGRAPH = "subgraph"
 _AS_GIVEN = "as given"  # the seed with the placement of a model that was already quantized
 STOPPED = {
     BY_BUDGET: "The time was up before the search was over; the same command resumes it.",
-    BY_COUNT: "The search ended at its limit of candidates, --max_benchmarks: those to compare "
-    "next, with what is kept for comparing the best once more, are more than were left. With a "
-    "larger limit, the same command goes on.",
+    BY_COUNT: "The search ended at --max_benchmarks: too few candidates were left for its next "
+    "comparison and a last one of the best. With a larger limit, the same command goes on.",
     INTERRUPTED: "The search was interrupted; the same command resumes it.",
 }
 """Why a search ended before it was finished."""
