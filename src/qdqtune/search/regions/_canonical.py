@@ -32,7 +32,7 @@ _QUOTED_OR_SHAPES = re.compile(
     rf"|(?<!:):{_LABEL}"
     rf"|(?<=\))=(?!>)(?:{_LABEL}|-)(?:;(?:{_LABEL}|-))*"
 )
-_ATTRIBUTES = re.compile(r"\[(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\]'\"])*\]")
+_ATTRIBUTES = re.compile(r"\[(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\[\]'\"])*\]")
 _DIMS = re.compile(r"\[([\dx?*]*)\]")
 _DIGITS = 18  # of a dim, at most: a signature may come from a file
 
