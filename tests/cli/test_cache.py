@@ -55,6 +55,22 @@ def test_show(file: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "Relu(e0)" in text
 
 
+def test_patterns_of_the_same_ops_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attributes = "kernel_shape=3x3,pads=1x1x1x1,strides=2x2,auto_pad='it\\'s ]'"
+    shapes = {
+        size: f"Conv[{attributes}](e0:float[1x8x{size}x{size}],c:float[8x8x3x3])=float[1x8x4x4]"
+        for size in (7, 8)
+    }
+    add(tmp_path, *(outcome(f"{text}->Relu(%0)=float[1x8x4x4]=>%1") for text in shapes.values()))
+    assert main(["cache", "show", str(tmp_path)]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if "Conv" in line]
+    assert [row.split()[-4:] for row in sorted(rows)] == [
+        ["Conv(e0,c)->Relu(%0)=>%1", f"1x8x{size}x{size}", "8x8x3x3", "1x8x4x4"] for size in shapes
+    ]
+
+
 def test_merge_into_a_folder(file: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = file.parent.parent / "all"
     shown(capsys, "merge", file, folder, "-o", target)

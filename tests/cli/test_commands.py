@@ -100,6 +100,7 @@ def test_bench_compares(
     text = capsys.readouterr().out
     assert "baseline" in text
     assert "onnxruntime" in text
+    assert "Output SQNR is against the first model, on the random inputs" in text
     assert main([*arguments, "--format", "json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["engine"]["threads"] == 1

@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qdqtune.records._accuracy import Rejected
 from qdqtune.records._front import FrontPoint
 from qdqtune.records._measurement import Comparison
 from qdqtune.records._placement import Placement
 from qdqtune.records._printable import printable
 from qdqtune.records._quantization import Decision, QuantizeReport
-from qdqtune.records._report import ReportDetails, RunView
+from qdqtune.records._report import FLOAT, QUANTIZED, ReportDetails, RunView
 from qdqtune.records._tuning import Summary
 from qdqtune.report import _html as html_module
 from qdqtune.report._charts import span, ticks
@@ -177,6 +178,7 @@ def test_a_pattern_without_pairs_may_be_dynamic(dynamic: int, shown: str) -> Non
             "No model reaches --max_latency 0.25 ms: the fastest takes 5 ms.",
         ),
         ({"stopped": "interrupted"}, "The search was interrupted"),
+        ({"stopped": "max_benchmarks"}, "ended at --max_benchmarks: too few"),
         ({"lost_to_accuracy": "the stem"}, "not accurate enough: the stem"),
     ],
 )
@@ -349,6 +351,41 @@ def test_a_chart_over_time_begins_at_0_and_needs_more_than_a_few_moments() -> No
     assert ">0</text>" in charts.over_time
     assert Candidates(trials_at(*[30.627] * 6, *[33.57] * 3), "").over_time is None
     assert "over seconds" not in page_html([trials_at(30.0, 30.1, 33.0)])
+
+
+@pytest.mark.parametrize("gain", [-0.5, -0.01, 0.0, 0.002, 0.7])
+def test_labels_of_lines_cover_no_point_and_no_other_label(gain: float) -> None:
+    run = run_of()
+    trials = tuple(replace(run.trials[0], at_s=n, gain=gain) for n in range(1, 9))
+    chart = Candidates(replace(run, trials=trials), "").over_time
+    assert chart is not None
+    labels = re.findall(r'<text class="direct .*?" x="(.*?)" y="(.*?)">(.*?)</text>', chart)
+    assert {text.split()[0] for _, _, text in labels} == {"float", "best"}
+    (x, first, _), (_, second, _) = labels
+    assert float(x) > max(float(each) for each in re.findall(r'cx="(.*?)"', chart)) + 3.5
+    assert abs(float(first) - float(second)) >= 18.0  # the size of the font on a phone
+
+
+def test_the_best_so_far_is_accurate_enough() -> None:
+    run = run_of()
+    assert run.details is not None
+    assert "best 1.99×" in text_of(run)
+    details = replace(run.details, sqnr_db={"c0000": 3.0})
+    text = text_of(replace(run, details=details, result=replace(SUMMARY, output_sqnr_db=None)))
+    assert "best 1.49×" in text
+    assert "best 1.99×" not in text
+    assert "c0000 (seeds): 1.994×, not accurate enough" in text
+    rejected = [Rejected(name, 4, None, 0.5, "metric") for name in ("everything", "rules")]
+    assert re.search(r"best \d", text_of(summary_of(rejected=tuple(rejected)))) is None
+
+
+def test_an_op_of_which_only_inputs_are_quantized_is_said_to_be_float() -> None:
+    run, note = run_of(), "float: only values that it reads are quantized"
+    assert run.details is not None
+    (row,) = run.details.tensors
+    for form in ("", QUANTIZED, FLOAT):
+        details = replace(run.details, tensors=(replace(row, form=form),))
+        assert (note in text_of(replace(run, details=details))) == (form == FLOAT)
 
 
 def test_a_candidate_below_the_limit_is_marked_and_the_limit_is_explained() -> None:

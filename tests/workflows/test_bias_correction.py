@@ -23,13 +23,14 @@ from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.qdq._insert import CORRECTED_BIASES, Inserter
 from qdqtune.qdq._op_units import merge, own_bias, unit
-from qdqtune.qdq._read_back import read
+from qdqtune.qdq._read_back import read, strip
 from qdqtune.qdq.dialects import DIALECTS
 from qdqtune.records._placement import Placement
 from qdqtune.records._quantization import QuantizeResult
 from qdqtune.records._ranges import CalibrationSource
 from qdqtune.records._tuning import TuneResult
 from qdqtune.report._bench import error_text
+from qdqtune.report._quantization import stripping_text
 from qdqtune.report._tuning import tune_text
 from qdqtune.testing.simulated import QUIET
 from qdqtune.workflows._bias_correction import with_corrected_biases
@@ -157,6 +158,27 @@ def test_a_float_op_keeps_its_bias(plain: Inserter, corrected: Inserter) -> None
     assert other.serialized(whole(plain)) == plain.serialized(whole(plain))
 
 
+def values_in(model: ir.Model, name: str) -> np.ndarray:
+    constant = model.graph.initializers[name].const_value
+    assert constant is not None
+    return constant.numpy()
+
+
+def test_stripping_puts_biases_back_if_they_are_known(plain: Inserter, corrected: Inserter) -> None:
+    original = ir.from_proto(depthwise())
+    exact = {name: values_in(original, name) for name in ("b0", "b1", "b2", "b3")}
+
+    def stripped(weights_from: ir.Model | None) -> tuple[int, int]:
+        model = corrected.model(whole(plain))
+        stays = strip(model, weights_from).corrected
+        return stays, sum(np.array_equal(exact[name], values_in(model, name)) for name in exact)
+
+    assert stripped(None) == (4, 0)
+    assert stripped(original) == (0, 4)
+    del original.graph.initializers["b1"]
+    assert stripped(original) == (1, 3)
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -201,6 +223,9 @@ def test_quantize_corrects_biases_where_accuracy_is_short(tmp_path: Path) -> Non
     assert found.layers
     assert not found.unpaired
     assert "taken off their biases" in error_text(found, 3)
+    report = qdqtune.strip(tmp_path / "quantized.onnx", tmp_path / "float.onnx")
+    assert report.corrected_biases == result.report.corrected_biases
+    assert f"{report.corrected_biases} biases stay corrected" in stripping_text(report)
 
 
 def test_nothing_is_corrected_without_need_or_data(tmp_path: Path) -> None:

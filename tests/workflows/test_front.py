@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from qdqtune.graph._shapes import infer_shapes
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.qdq._read_back import read
 from qdqtune.qdq.dialects import dialect_named
+from qdqtune.records._accuracy import Rejected
 from qdqtune.records._errors import ModelError, UsageError
 from qdqtune.records._front import Front, not_beaten
 from qdqtune.records._placement import Edge, Placement
@@ -34,7 +36,7 @@ from qdqtune.workflows._export import export, front_of, list_candidates
 from qdqtune.workflows._report import read_details
 from qdqtune.workflows.tuning._final_round import Finalist, FinalRound, Objective, Role
 from qdqtune.workflows.tuning._finalists import Finalists
-from qdqtune.workflows.tuning._folder import DETAILS, JOURNAL, PARETO
+from qdqtune.workflows.tuning._folder import DETAILS, JOURNAL, PARETO, SUMMARY
 from qdqtune.workflows.tuning._front import Trade, best_trades
 from qdqtune.workflows.tuning._journal_format import whole_lines
 from tests.workflows.test_accuracy_repair import space as space
@@ -247,6 +249,29 @@ def test_the_list_has_the_accuracy_and_marks_the_front(run: TuneResult) -> None:
         assert len(list_candidates(run.output_dir)) == len(listed)
     finally:
         (run.output_dir / "aside").rename(run.output_dir / DETAILS)
+
+
+def test_the_list_marks_what_is_not_accurate_enough(run: TuneResult, tmp_path: Path) -> None:
+    folder = shutil.copytree(run.output_dir, tmp_path / "run")
+    measured = {one.id: one.sqnr_db for one in list_candidates(folder) if not one.role}
+    known = sorted(db for db in measured.values() if db is not None)
+    limit_db = (known[0] + known[-1]) / 2
+    record = json.loads((folder / SUMMARY).read_text())
+    record["conditions"]["min_sqnr_db"] = limit_db
+    details = json.loads((folder / DETAILS).read_text())
+    label, refused = next(each for each in details["candidates"].items() if each[1] in measured)
+    reason = "accuracy 0.5 is below 0.9"
+    rejected = Rejected(label, qdq_pairs=1, sqnr_db=None, metric=0.5, reason=reason)
+    record["rejected"] = [rejected.to_dict()]
+    (folder / SUMMARY).write_text(json.dumps(record))
+    listed = list_candidates(folder)
+    below = {name for name, db in measured.items() if db is not None and db < limit_db}
+    assert {one.id for one in listed if one.shortfall} == below | {refused}
+    text = candidates_text(listed)
+    assert text.count(f"not accurate enough: below {round(limit_db, 1):g} dB") == len(
+        below - {refused}
+    )
+    assert reason in text
 
 
 def test_every_point_is_exported(run: TuneResult, tmp_path: Path) -> None:

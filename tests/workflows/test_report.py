@@ -37,6 +37,7 @@ from qdqtune.workflows._report import _MOST_TRIALS, read_run, report
 from qdqtune.workflows.tuning._journal_format import encode
 from qdqtune.workflows.tuning._layer_changes import layer_numbers
 from qdqtune.workflows.tuning._tune import tune
+from tests.conftest import model_from_text
 from tests.report.runs import HOSTILE, SUMMARY, run_of
 
 
@@ -138,6 +139,21 @@ def test_errors_of_layers_are_measured_on_data_only(resnet: Path, tmp_path: Path
         assert all(row.max_value >= (row.typical_value or 0.0) for row in tensors)
     tune(resnet, output_dir=tmp_path / "random", **options)  # type: ignore[arg-type]
     assert details_in(tmp_path / "random").tensors == ()
+
+
+def test_a_float_op_behind_a_quantized_one_is_told_from_it(tmp_path: Path) -> None:
+    text = """g (float[1,64,28,28] x) => (float[1,64,28,28] y) {
+        a = Conv<pads=[1,1,1,1]>(x, w) b = HardSwish(a) y = Conv<pads=[1,1,1,1]>(b, w)
+    }"""
+    weight = np.random.default_rng(0).normal(size=(64, 64, 3, 3)).astype(np.float32)
+    onnx.save(model_from_text(text, 17, w=weight), tmp_path / "m.onnx")
+    data = [{"x": np.random.default_rng(1).normal(size=(1, 64, 28, 28)).astype(np.float32)}]
+    simulated(
+        tmp_path / "m.onnx", tmp_path / "run", calibration_data=data, node_filter=["n0"],
+        min_sqnr_db=None,
+    )  # fmt: skip
+    rows = details_in(tmp_path / "run").tensors
+    assert {row.node: row.form for row in rows} == {"n0": QUANTIZED, "n1": FLOAT}
 
 
 @pytest.mark.parametrize(

@@ -307,7 +307,7 @@ def test_an_interrupted_run_does_not_cost_what_an_earlier_one_proved(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(CandidateEvaluator, "answer", interrupt)
+    monkeypatch.setattr(CandidateEvaluator, "answer_all", interrupt)
     again = simulated(model, run, preset="default", seed=5)
     assert again.summary.speedup == whole.summary.speedup
     assert again.placement == whole.placement
@@ -405,8 +405,15 @@ def test_a_calibrated_result_is_not_replaced_by_one_with_random_scales(
 ) -> None:
     inputs = next(random_inputs(GraphIndex(load_model(model)), 1))
     first = simulated(model, tmp_path / "run", calibration_data=[inputs], max_benchmarks=1)
+    calls: list[str] = []
+
+    def metric(path: str) -> float:  # may take minutes
+        calls.append(path)
+        return 1.0
+
     with pytest.raises(UsageError, match="was calibrated on data, and this command has none"):
-        simulated(model, tmp_path / "run", max_benchmarks=1)
+        simulated(model, tmp_path / "run", max_benchmarks=1, evaluate=metric)
+    assert not calls
     assert (tmp_path / "run/optimized_final.onnx").read_bytes() == first.model.read_bytes()
     simulated(model, tmp_path / "run", max_benchmarks=1, restart=True)
 

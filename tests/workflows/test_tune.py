@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -346,7 +346,7 @@ def test_candidates_become_a_dataframe(
     assert list(frame.index) == [each.id for each in candidates]
     assert frame.speedup.max() == max(each.speedup or 0.0 for each in candidates)
     measured = {"latency_ms", "speedup", "sqnr_db", "metric"}
-    assert {"tensors", *measured, "failure", "role"} == set(frame.columns)
+    assert {"tensors", *measured, "failure", "role", "shortfall"} == set(frame.columns)
 
 
 def test_only_what_matches_the_filter_is_quantized(resnet: Path, tmp_path: Path) -> None:
@@ -524,14 +524,16 @@ def test_an_engine_that_fails_midway_leaves_the_best_so_far(
 ) -> None:
     from qdqtune.workflows.tuning._search import CandidateEvaluator
 
-    answer = CandidateEvaluator.answer
+    answer_all = CandidateEvaluator.answer_all
 
-    def failing(self: CandidateEvaluator, trial: Trial, most: int | None = None) -> list[Score]:
+    def failing(
+        self: CandidateEvaluator, trials: Sequence[Trial], most: int | None = None
+    ) -> list[list[Score]]:
         if self.benchmarks >= 3:
             raise EngineError("The engine is gone.", "Look for it.")
-        return answer(self, trial, most)
+        return answer_all(self, trials, most)
 
-    monkeypatch.setattr(CandidateEvaluator, "answer", failing)
+    monkeypatch.setattr(CandidateEvaluator, "answer_all", failing)
     result = simulated(resnet, output_dir=tmp_path / "run")
     assert result.summary.stopped == "engine failed"
     assert result.model.exists()

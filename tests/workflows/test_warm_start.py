@@ -11,7 +11,7 @@ import yaml
 
 from qdqtune import zoo
 from qdqtune.autotune import PatternCache
-from qdqtune.records._tuning import TuneResult
+from qdqtune.records._tuning import TuneEvent, TuneResult
 from qdqtune.testing.simulated import QUIET
 from qdqtune.workflows.tuning._tune import tune
 
@@ -55,11 +55,19 @@ def test_an_outcome_says_what_was_found_and_where(known: TuneResult) -> None:
     assert any(choice.gain is not None for choice in choices)
 
 
-def test_a_search_that_was_cut_short_settles_nothing(tmp_path: Path) -> None:
-    run = simulated(saved(tmp_path / "m.onnx", **RESNET), tmp_path / "run", max_benchmarks=2)
+def test_a_search_that_was_cut_short_settles_nothing(known: TuneResult, tmp_path: Path) -> None:
+    model = saved(tmp_path / "m.onnx", **RESNET)
+    run = simulated(model, tmp_path / "run", max_benchmarks=2)
     outcomes = PatternCache.load(run.output_dir / CACHE).outcomes
     assert outcomes
     assert not any(outcome.is_settled for outcome in outcomes)
+    for other, is_told in ((run, True), (known, False)):
+        events: list[TuneEvent] = []
+        cache, folder = other.output_dir / CACHE, tmp_path / f"again-{is_told}"
+        listen = {"pattern_cache": cache, "callbacks": [events.append]}
+        simulated(model, folder, max_benchmarks=1, **listen)
+        told = [event.message for event in events if event.stage == "cache"]
+        assert any("ended before theirs was over" in message for message in told) == is_told
 
 
 @pytest.mark.slow

@@ -28,8 +28,8 @@ from qdqtune.graph._weights import values_of
 from qdqtune.qdq._dynamic import INTEGER_PRODUCTS, find_dynamic_ops
 from qdqtune.qdq._dynamic_form import DynamicOp, StoredWeight
 from qdqtune.qdq._encoding import ReadEncoding, dequantize, wider
-from qdqtune.qdq._insert import COPY_OF, UNFUSED_ADD
-from qdqtune.qdq._op_units import canonical
+from qdqtune.qdq._insert import COPY_OF, CORRECTED_BIASES, UNFUSED_ADD
+from qdqtune.qdq._op_units import canonical, own_bias
 from qdqtune.records._errors import ModelError
 from qdqtune.records._placement import Edge, Placement
 
@@ -38,6 +38,8 @@ _QUANTIZED_SUFFIX = "_quantized"
 _NARROW_BOUNDS = ((-127, 127), (-128, 127), (1, 255), (0, 255))
 # Each change of an input copies all inputs of its node; no model has nodes of nearly so many.
 _MOST_INPUTS = 10_000
+# More than the number of ops in any model has.
+_MOST_DIGITS = 10
 # Ops whose results have both signs, and behind which an activation can have stood.
 _SIGNED_OPS = WEIGHTED_OPS | {"Add", "BatchNormalization", "Mul", "Sub"}
 # The one upper bound that is common enough to be told from a calibrated maximum.
@@ -55,6 +57,7 @@ class ReadResult:
         left: How many Q, DQ and integer products were not: scales per block, products of two
             activations, bodies.
         rounded: How many weights have the values that quantized ones stand for.
+        corrected: How many biases lack the mean errors that were taken off them.
     """
 
     placement: Placement = field(default_factory=Placement)
@@ -62,6 +65,7 @@ class ReadResult:
     pairs: int = 0
     left: int = 0
     rounded: int = 0
+    corrected: int = 0
 
 
 def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
@@ -69,9 +73,10 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
 
     Weights that are stored quantized become float again: with the values they stand for, or with
     the original ones if a model that has them is given. Where another tool let the saturation of a
-    Q stand for an activation and took that out, it is put back. Q and DQ nodes that belong to no
-    pair (integer inputs, integer ops between them, scales per block) and those in control-flow
-    bodies are left alone.
+    Q stand for an activation and took that out, it is put back. Biases that mean errors were taken
+    off stay so unless the original ones are given. Q and DQ nodes that belong to no pair (integer
+    inputs, integer ops between them, scales per block) and those in control-flow bodies are left
+    alone.
 
     Args:
         model: A Q/DQ model.
@@ -84,6 +89,7 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
         ModelError: If a node has more inputs than can be rewired in bearable time.
     """
     own = any(key.startswith("qdqtune.") for key in model.metadata_props)
+    corrected = corrected_biases(model)
     stripper = _Stripper(model, weights_from, foreign=not own)
     unfused = _fuse_sums(model.graph)
     dynamic = [stripper.make_static(op) for op in find_dynamic_ops(model.graph)]
@@ -96,7 +102,16 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
         _forget_unused_domains(model)
     for key in [key for key in model.metadata_props if key.startswith("qdqtune.")]:
         del model.metadata_props[key]
-    return stripper.reading(dynamic, unfused)
+    reading = stripper.reading(dynamic, unfused)
+    if corrected:
+        reading.corrected = stripper.put_biases_back(reading.placement, corrected)
+    return reading
+
+
+def corrected_biases(model: ir.Model) -> int:
+    """The number of corrected biases that a file mentions; 0 if it doesn't."""
+    text = model.metadata_props.get(CORRECTED_BIASES, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS else 0
 
 
 def _forget_unused_domains(model: ir.Model) -> None:
@@ -364,6 +379,34 @@ class _Stripper:
                 self._removed.append(user)
                 self._encodings.append((result, propagated))
                 pending.append((result, propagated))
+
+    def put_biases_back(self, placement: Placement, corrected: int) -> int:
+        """Give the biases of quantized ops their original values.
+
+        Args:
+            placement: What was quantized.
+            corrected: How many biases are corrected.
+
+        Returns:
+            How many of these stay so, because their original values are not known.
+        """
+        if not self._originals:
+            return corrected
+        index, read = GraphIndex(self._model), {edge.node for edge in placement.edges}
+        unknown = 0
+        for node in index.nodes:
+            if node.name not in read or not is_op(node, *WEIGHTED_OPS):
+                continue
+            bias = own_bias(index, node)
+            value = self._graph.initializers.get(bias.tensor) if bias is not None else None
+            if value is None or value.const_value is None:
+                continue
+            original = self._original(value.name or "", value.const_value, value.const_value.dtype)
+            if original is None:
+                unknown += 1
+            else:
+                value.const_value = original
+        return min(corrected, unknown)
 
     def clean_up(self) -> None:
         """Remove the nodes that were taken out and the constants that only they read."""

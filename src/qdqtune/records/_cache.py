@@ -46,6 +46,8 @@ class CachedPattern(Record):
         choices: Number of its ops that can be quantized, each form by itself.
         chosen: Those that are, in the result.
         gain: Log speedup of that model by its most valuable choice; None if it was not measured.
+        structure: Its ops and what they read, without attributes and shapes.
+        shapes: The shapes in it, each once, in order.
     """
 
     signature: str
@@ -53,6 +55,8 @@ class CachedPattern(Record):
     choices: int
     chosen: int
     gain: float | None = None
+    structure: str = ""
+    shapes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

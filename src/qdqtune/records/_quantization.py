@@ -91,6 +91,7 @@ class StripReport(Result):
         pairs: Number of DequantizeLinear nodes removed.
         left: Number of Q and DQ nodes that stayed because they are not part of a pair.
         rounded: Number of weights with rounded values, because the file held no others.
+        corrected_biases: Number of biases that mean errors of quantized ops are still taken off.
         sqnr_db: Signal-to-noise ratio per output of the original file against the written one;
             empty if unknown.
         model: The float model, in the form in which the model was given.
@@ -99,7 +100,8 @@ class StripReport(Result):
     KIND: ClassVar[str] = "stripping"
     JSON: ClassVar[str] = (
         "output qdq_pairs=pairs tensors=placement.tensors dynamic=placement.dynamic "
-        "unfused=placement.unfused left rounded_weights=rounded output_sqnr_db=sqnr_db"
+        "unfused=placement.unfused left rounded_weights=rounded corrected_biases "
+        "output_sqnr_db=sqnr_db"
     )
 
     output: Path | None
@@ -107,6 +109,7 @@ class StripReport(Result):
     pairs: int
     left: int
     rounded: int
+    corrected_biases: int = 0
     sqnr_db: dict[str, float] = field(default_factory=dict)
     model: Any = field(default=None, compare=False)
 

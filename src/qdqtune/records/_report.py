@@ -180,7 +180,7 @@ class PatternRow(Record):
 
 @dataclass(frozen=True)
 class TensorRow(Record):
-    """The error and range of a quantized op's result.
+    """The error and range of the result of an op that reads a quantized value.
 
     Attributes:
         tensor: Its name.
@@ -191,6 +191,7 @@ class TensorRow(Record):
         max_value: The largest value, in magnitude.
         typical_value: Root of the mean square of its values; None if unknown.
         range: The calibrated range; None if it has none.
+        form: Its form in the result, as in `NodeView`; empty if unknown.
     """
 
     tensor: str
@@ -201,6 +202,7 @@ class TensorRow(Record):
     max_value: float
     typical_value: float | None = None
     range: Point | None = None
+    form: str = ""
 
 
 @dataclass(frozen=True)

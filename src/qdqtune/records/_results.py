@@ -227,6 +227,7 @@ class Candidate(Result):
         sqnr_db: SQNR of its worst output, in dB; None if it was not measured.
         metric: The user's metric; None if it was not measured.
         role: ``result`` or ``front``, if it is the result of the run or on its front.
+        shortfall: The run's accuracy limit that it misses; empty if it misses none that is known.
     """
 
     id: str
@@ -237,6 +238,7 @@ class Candidate(Result):
     sqnr_db: float | None = None
     metric: float | None = None
     role: str = ""
+    shortfall: str = ""
 
     @property
     def accuracy(self) -> str:

@@ -412,6 +412,13 @@ class Summary(Record):
             return None
         return allowed_sqnr_db(self.min_sqnr_db, self.float_sqnr_db)
 
+    def shortfall(self, sqnr_db: float | None) -> str:
+        """Return the SQNR limit that a model with this SQNR misses; empty if it misses none."""
+        limit_db = self.allowed_sqnr_db
+        if sqnr_db is None or limit_db is None or sqnr_db >= limit_db:
+            return ""
+        return f"not accurate enough: below {round(limit_db, 1):g} dB"
+
     @property
     def near_min_sqnr(self) -> bool:
         """Whether the written model meets the SQNR limit by less than 1 dB."""

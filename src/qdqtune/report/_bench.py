@@ -33,7 +33,10 @@ def bench_text(record: BenchRecord, *, errors: bool = True) -> str:
         lines += ["", f"Speedup is over the first model, with its {100 * least:g} % interval."]
     lines += busy_lines(max((each.contention for each in comparisons), default=0.0))
     if _SQNR in table.header:
-        lines.append("Output SQNR is against the first model, on the inputs it was timed with.")
+        lines.append(
+            "Output SQNR is against the first model, on the random inputs that were timed: real "
+            "data may give another; `qdqtune compare --data` measures it."
+        )
     for one in record.entries:
         if one.measurement.error is not None:
             first, *rest = one.measurement.error.splitlines() or [""]

@@ -31,11 +31,13 @@ def cache_text(report: CacheReport) -> str:
             (
                 f"{each.chosen} of {each.choices}",
                 "" if each.gain is None else f"{100.0 * math.expm1(each.gain):+.1f} %",
-                each.engine, shortened(each.signature, _LONGEST),
+                each.engine, shortened(each.structure, _LONGEST),
+                shortened(" ".join(each.shapes), _LONGEST),
             )
             for each in report.patterns[:_MOST_SHOWN]
         ]  # fmt: skip
-        lines += ["", Table(("quantized", "best gain", "engine", "pattern"), shown, right=(1,))]
+        titles = ("quantized", "best gain", "engine", "pattern", "shapes")
+        lines += ["", Table(titles, shown, right=(1,))]
         if (more := len(report.patterns) - len(shown)) > 0:
             lines.append(f"and {more} more; all with --format json")
     if report.schemes:

@@ -12,6 +12,8 @@ from qdqtune.records._printable import printable
 
 _WIDTH, _HEIGHT = 640.0, 300.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60.0, 16.0, 30.0, 42.0
+# Height of a label, as large as it is on a phone.
+_LABEL = 20.0
 # Standard errors in the interval of a measurement.
 _SPREAD = 2.0
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
@@ -74,6 +76,7 @@ class Axes:
         names: What both axes show.
         suffix: The unit of numbers upwards.
         least: The least step between numbers to the right.
+        room: Pixels to the right of the chart, for labels `behind` it.
     """
 
     def __init__(
@@ -83,13 +86,14 @@ class Axes:
         names: tuple[str, str],
         suffix: str = "×",
         least: float = 0.0,
+        room: float = _RIGHT,
     ) -> None:
         self._xs, self._ys, self._names, self._suffix = xs, ys, names, suffix
-        self._least = least
+        self._least, self._right = least, _WIDTH - room
 
     def x(self, value: float) -> float:
         """Return the pixel of a value to the right."""
-        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * _share(value, self._xs)
+        return _LEFT + (self._right - _LEFT) * _share(value, self._xs)
 
     def y(self, value: float) -> float:
         """Return the pixel of a value upwards."""
@@ -102,7 +106,7 @@ class Axes:
                 '<line class="grid" x1="{:.1f}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/>'
                 '<text class="tick end" x="{:.1f}" y="{:.1f}">{}{}</text>'
             ).format(
-                _LEFT, _WIDTH - _RIGHT, self.y(value), self.y(value),
+                _LEFT, self._right, self.y(value), self.y(value),
                 _LEFT - 7, self.y(value) + 4, f"{value:g}", self._suffix,
             )
             for value in ticks(*self._ys)
@@ -116,7 +120,7 @@ class Axes:
         right, up = self._names
         lines += [
             Markup('<text class="axis end" x="{:.1f}" y="{:.1f}">{}</text>').format(
-                _WIDTH - _RIGHT, _HEIGHT - 4, right
+                self._right, _HEIGHT - 4, right
             ),
             Markup('<text class="axis" x="4" y="14">{}</text>').format(up),
         ]
@@ -148,27 +152,42 @@ class Axes:
         path = "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
         return Markup('<path class="{}" d="M{}"/>').format(kind, path) if points else Markup("")
 
-    def steps(self, points: Sequence[tuple[float, float]], kind: str, label: str) -> Markup:
-        """Return a line that keeps its height until the next point, labelled at its end."""
+    def steps(self, points: Sequence[tuple[float, float]], kind: str) -> Markup:
+        """Return a line that keeps its height until the next point."""
         if not points:
             return Markup("")
         (x, y), *rest = points
         path = f"M{self.x(x):.1f} {self.y(y):.1f}"
         path += "".join(f"H{self.x(right):.1f}V{self.y(up):.1f}" for right, up in rest)
-        right = _WIDTH - _RIGHT
-        return Markup(
-            '<path class="{}" d="{}H{:.1f}"/>'
-            '<text class="direct end" x="{:.1f}" y="{:.1f}">{}</text>'
-        ).format(kind, path, right, right, self.y(points[-1][1]) - 6, label)
+        return Markup('<path class="{}" d="{}H{:.1f}"/>').format(kind, path, self._right)
 
-    def level(self, value: float, label: str, *, is_left: bool = False) -> Markup:
-        """Return a horizontal line with a label at an end of it."""
-        right = _WIDTH - _RIGHT
-        anchor, x = ("", _LEFT + 4) if is_left else (" end", right)
-        return Markup(
-            '<path class="level" d="M{:.1f} {:.1f}H{:.1f}"/>'
-            '<text class="direct muted{}" x="{:.1f}" y="{:.1f}">{}</text>'
-        ).format(_LEFT, self.y(value), right, anchor, x, self.y(value) - 4, label)
+    def level(self, value: float) -> Markup:
+        """Return a horizontal line."""
+        return Markup('<path class="level" d="M{:.1f} {:.1f}H{:.1f}"/>').format(
+            _LEFT, self.y(value), self._right
+        )
+
+    def above_left(self, value: float, label: str) -> Markup:
+        """Return the label of a horizontal line, above its left end."""
+        return Markup('<text class="direct muted" x="{:.1f}" y="{:.1f}">{}</text>').format(
+            _LEFT + 4, self.y(value) - 4, label
+        )
+
+    def behind(self, labels: Iterable[tuple[float, str, str]]) -> Markup:
+        """Return labels to the right of where lines end; none covers a point or another label.
+
+        Args:
+            labels: Where the line ends, its label, and the CSS class of that.
+        """
+        found, y = [], -math.inf
+        for value, label, kind in sorted(labels, reverse=True):
+            y = max(self.y(value) + 4, y + _LABEL)
+            found.append(
+                Markup('<text class="direct {}" x="{:.1f}" y="{:.1f}">{}</text>').format(
+                    kind, self._right + 6, y, label
+                )
+            )
+        return join(found)
 
     def rug(self, values: Iterable[float], kind: str) -> Markup:
         """Return ticks on the lower axis."""

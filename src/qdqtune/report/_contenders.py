@@ -116,7 +116,7 @@ def _timed_at_the_end(run: RunView, summary: Summary) -> Iterator[Contender]:
 def _timed_in_the_search(run: RunView, summary: Summary) -> Iterator[Contender]:
     """Yield whole-model placements that were not timed at the end, and those that failed."""
     details = run.details or ReportDetails()
-    ids, limit_db = details.candidates, summary.allowed_sqnr_db
+    ids = details.candidates
     rejected = {each.name: each for each in summary.rejected}
     errors = {trial.candidate: trial.error for trial in run.trials}
     best = summary.blanket.name if summary.blanket is not None else ""
@@ -128,11 +128,10 @@ def _timed_in_the_search(run: RunView, summary: Summary) -> Iterator[Contender]:
         if name in shown or (candidate and candidate in at_the_end):
             continue
         width = math.exp(_SPREAD * errors.get(candidate, 0.0))
-        sqnr_db, problem = details.sqnr_db.get(candidate), ""
+        sqnr_db = details.sqnr_db.get(candidate)
+        problem = summary.shortfall(sqnr_db)
         if name in rejected:
             sqnr_db, problem = rejected[name].sqnr_db, rejected[name].reason
-        elif sqnr_db is not None and limit_db is not None and sqnr_db < limit_db:
-            problem = f"not accurate enough: below {round(limit_db, 1):g} dB"
         yield Contender(
             name, speedup, summary.baseline_ms / speedup, speedup / width, speedup * width,
             sqnr_db, problem=problem, in_search=True, candidate=candidate,

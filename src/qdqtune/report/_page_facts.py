@@ -9,18 +9,14 @@ from qdqtune.records._inputs import shape_text
 from qdqtune.records._quantization import QuantizeReport
 from qdqtune.records._ranges import RANDOM_WARNING, CalibrationSource
 from qdqtune.records._report import RunView
-from qdqtune.records._tuning import BY_BUDGET, BY_COUNT, INTERRUPTED, QUIETER, Summary
+from qdqtune.records._tuning import QUIETER, Summary
 from qdqtune.report._contenders import Contender, contenders_of
 from qdqtune.report._formatting import duration
+from qdqtune.report._tuning import STOPPED
 
 _FEWEST_OPENINGS = 3
 _LOUD = 0.1
 _FEW_SAMPLES = 100
-_STOPPED = {
-    BY_BUDGET: "The time was up before the search was over; the same command resumes it.",
-    BY_COUNT: "No more candidates were allowed: with a larger --max_benchmarks the search goes on.",
-    INTERRUPTED: "The search was interrupted; the same command resumes it.",
-}
 
 
 @dataclass(frozen=True)
@@ -130,8 +126,8 @@ def _notes(run: RunView, summary: Summary) -> list[str]:
         notes.append(f"The fastest model was not accurate enough: {summary.lost_to_accuracy}.")
     if not summary.kept_float and summary.output_sqnr_db is None and summary.qdq_pairs:
         notes.append("The accuracy of the result is unknown: outputs could not be compared.")
-    if summary.stopped in _STOPPED:
-        notes.append(_STOPPED[summary.stopped])
+    if summary.stopped in STOPPED:
+        notes.append(STOPPED[summary.stopped])
     if 0 < summary.result_run < summary.runs:
         notes.append(
             f"Nothing better was found in this run: the result is run {summary.result_run}'s."

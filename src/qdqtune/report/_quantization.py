@@ -71,6 +71,11 @@ def stripping_text(report: StripReport) -> str:
             f"{report.rounded} weights have the rounded values of the file; the original ones are "
             "put back with --weights_from FLOAT"
         )
+    if report.corrected_biases:
+        lines.append(
+            f"{report.corrected_biases} biases stay corrected: mean errors of quantized ops are "
+            "taken off them; the original ones are put back with --weights_from FLOAT"
+        )
     for name, db in report.sqnr_db.items():
         lines.append(f"output {name}: the quantized file is at SQNR {db:.1f} dB")
     return page(lines)

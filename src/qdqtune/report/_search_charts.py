@@ -19,6 +19,8 @@ _MINUTES = 180.0
 _FEWEST_MOMENTS = 5
 # Moments that are nearer than this part of the whole time are one.
 _MOMENT = 0.02
+# Pixels for the labels of lines, as large as they are on a phone.
+_LABELS = 100.0
 # How much more accurate another candidate must be to be recommended.
 _MORE_DB = 1.0
 
@@ -165,9 +167,8 @@ class Candidates:
         line = [(row.speedup or 1.0, row.sqnr_db or 0.0) for row in self.front]
         unknown = [row.speedup for row in self.rows if row.speedup and row.sqnr_db is None]
         content = [axes.line(line, "front"), axes.rug(unknown, "rug"), axes.marks(marks)]
-        content += [
-            axes.level(each, f"limit {round(each, 1):g} dB", is_left=True) for each in limit
-        ]
+        for each in limit:
+            content += [axes.level(each), axes.above_left(each, f"limit {round(each, 1):g} dB")]
         content += [self._label(axes, row) for row in known if "tuned" in row.names]
         return axes.svg("Speed against error of the candidates", join(content))
 
@@ -234,23 +235,38 @@ class Candidates:
         ]
         if not marks:
             return None
-        best = list(itertools.accumulate((mark.y for mark in marks), max))
-        steps = [(mark.x, y) for mark, y in zip(marks, best, strict=True)]
+        accurate = [
+            (x, math.exp(trial.gain))
+            for x, trial in zip(places, trials, strict=True)
+            if trial.gain is not None and trial.candidate not in self._inaccurate
+        ]
+        best = list(itertools.accumulate((y for _, y in accurate), max))
+        steps = [(x, y) for (x, _), y in zip(accurate, best, strict=True)]
         low, high = span([v for mark in marks for v in (mark.y, mark.low, mark.high)], 1.0)
         names, ends = (name, "speedup over float"), (0.0, max(places))
-        axes = Axes(ends, (max(low, 0.0), high), names, least=float(name == "benchmarks"))
+        axes = Axes(
+            ends, (max(low, 0.0), high), names, least=float(name == "benchmarks"), room=_LABELS
+        )
+        labels = [(1.0, "float", "muted"), *((y, f"best {y:.2f}×", "") for y in best[-1:])]
         content = join(
             [
-                axes.level(1.0, "float"),
-                axes.marks(marks),
-                axes.crosses(failed),
-                axes.steps(steps, "best", f"best {best[-1]:.2f}×"),
+                axes.level(1.0), axes.marks(marks), axes.crosses(failed),
+                axes.steps(steps, "best"), axes.behind(labels),
             ]
-        )
+        )  # fmt: skip
         return axes.svg(f"Candidates over {name}", content)
 
-    @staticmethod
-    def _about(trial: TrialView) -> str:
+    @cached_property
+    def _inaccurate(self) -> set[str]:
+        """The ids of candidates that are known to be not accurate enough."""
+        result = self._run.result
+        rejected = result.rejected if isinstance(result, Summary) else ()
+        known = {row.id for row in self.rows if row.is_below_limit}
+        return known | {self._names[each.name] for each in rejected if each.name in self._names}
+
+    def _about(self, trial: TrialView) -> str:
         outcome = f"{math.exp(trial.gain):.3f}×" if trial.gain is not None else trial.failure
+        if trial.candidate in self._inaccurate:
+            outcome += ", not accurate enough"
         stage = f" ({trial.stage})" if trial.stage else ""
         return f"{trial.candidate}{stage}: {outcome}"

@@ -15,7 +15,15 @@ from qdqtune.records._printable import message
 from qdqtune.records._ranges import CalibrationSource
 from qdqtune.records._results import Candidate
 from qdqtune.records._tuning import AS_GIVEN as UNCHANGED
-from qdqtune.records._tuning import Batch, Summary, TunePlan, TuneResult
+from qdqtune.records._tuning import (
+    BY_BUDGET,
+    BY_COUNT,
+    INTERRUPTED,
+    Batch,
+    Summary,
+    TunePlan,
+    TuneResult,
+)
 from qdqtune.report._bench import busy_lines, corrected_lines, engine_lines, inputs_lines
 from qdqtune.report._formatting import Line, Table, cell, duration, page, shortened
 from qdqtune.report._inspection import in_float32_line
@@ -23,12 +31,13 @@ from qdqtune.report._quantization import float_error_line, near_limit_line
 
 _SUBGRAPH = "subgraph"
 _AS_GIVEN = "as given"  # the seed with the placement of a model that was already quantized
-_STOPPED = {
-    "budget": "The time was up before the search was over; the same command resumes it.",
-    "max_benchmarks": "No more candidates were allowed: with a larger --max_benchmarks the search "
-    "goes on.",
-    "interrupted": "The search was interrupted; the same command resumes it.",
+STOPPED = {
+    BY_BUDGET: "The time was up before the search was over; the same command resumes it.",
+    BY_COUNT: "The search ended at --max_benchmarks: too few candidates were left for its next "
+    "comparison and a last one of the best. With a larger limit, the same command goes on.",
+    INTERRUPTED: "The search was interrupted; the same command resumes it.",
 }
+"""Why a search ended before it was finished."""
 _COLUMNS = ("model", "median ms", "speedup", "interval", "output SQNR", "metric")
 _ALWAYS = 4  # columns that are shown even without values
 _FRONT = "The front: of these, none is both faster and more accurate than another."
@@ -270,8 +279,8 @@ def _effort(summary: Summary) -> list[str]:
             f"Nothing better was found in this run: the result is that of run {summary.result_run}."
             " Its figures are from summary.json; `qdqtune verify` measures them again."
         )
-    if summary.stopped in _STOPPED and is_begun:
-        lines.append(_STOPPED[summary.stopped])
+    if summary.stopped in STOPPED and is_begun:
+        lines.append(STOPPED[summary.stopped])
     return lines
 
 
@@ -474,7 +483,7 @@ def candidates_text(candidates: Sequence[Candidate], most: int | None = None) ->
 
 
 def _candidate_row(one: Candidate) -> list[str]:
-    remark = one.role or ("float" if one.tensors == 0 else "")
+    remark = one.role or ("float" if one.tensors == 0 else one.shortfall)
     if one.failure is not None:
         first = message(one.failure).split("\n", 1)[0]
         remark = f"failed: {shortened(first, _LONGEST_FAILURE)}"

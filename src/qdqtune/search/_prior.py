@@ -38,6 +38,7 @@ class GroupEstimate:
     Attributes:
         is_chosen: Whether it was quantized in the other run's result.
         is_near: Whether that run was finished, had the same conditions, and shapes like these.
+        is_unfinished: Whether it was not finished, but had these conditions and such shapes.
         is_same: Whether the shapes were the same, too.
         gain: Log speedup of the model by quantizing the group, as a part of its share of the
             latency; None if it was not measured, or not under the same conditions.
@@ -49,6 +50,7 @@ class GroupEstimate:
     is_same: bool = False
     gain: float | None = None
     error: float = 0.0
+    is_unfinished: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,16 @@ class Prior:
 
     def is_sure(self, space: Space) -> bool:
         """Whether it knows nearly all of a model from the same conditions."""
-        known = sum(space.potential[n] for n, each in self.of(space).items() if each.is_near)
+        return self._covers(space, [n for n, each in self.of(space).items() if each.is_near])
+
+    def lacks_finished_runs(self, space: Space) -> bool:
+        """Whether it is not sure of a model only because runs were not finished."""
+        known = self.of(space).items()
+        near = [n for n, each in known if each.is_near or each.is_unfinished]
+        return self._covers(space, near) and not self.is_sure(space)
+
+    def _covers(self, space: Space, groups: Iterable[int]) -> bool:
+        known = sum(space.potential[number] for number in groups)
         return known >= _MUCH_KNOWN * sum(space.potential) > 0.0
 
     def hopes(self, space: Space, state: State) -> list[float]:
@@ -134,14 +145,15 @@ def _estimate(
     found: ChoiceOutcome, outcome: PatternOutcome, distance: float, here: Conditions
 ) -> GroupEstimate:
     is_like = outcome.conditions.is_like(here)
-    is_near = is_like and outcome.is_settled and distance <= _NEAR
+    is_close = is_like and distance <= _NEAR
+    is_near, is_unfinished = is_close and outcome.is_settled, is_close and not outcome.is_settled
     is_same = is_near and not distance
     if found.gain is None or not is_like or found.share < _LEAST_SHARE:
-        return GroupEstimate(found.is_chosen, is_near, is_same)
+        return GroupEstimate(found.is_chosen, is_near, is_same, is_unfinished=is_unfinished)
     gain = min(max(found.gain / found.share, -_LARGEST), _LARGEST)
     error = min(math.hypot(found.error / found.share, _ELSEWHERE * gain), _LARGEST)
     error += _DOUBT if distance else 0.0
-    return GroupEstimate(found.is_chosen, is_near, is_same, gain, error)
+    return GroupEstimate(found.is_chosen, is_near, is_same, gain, error, is_unfinished)
 
 
 def _nearest(

@@ -12,6 +12,7 @@ from qdqtune.records._cache import CachedPattern, CacheReport, CacheRow
 from qdqtune.records._errors import UsageError
 from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.search.patterns._pattern_outcomes import PatternOutcome
+from qdqtune.search.regions._canonical import shapes_in, without_attributes
 from qdqtune.workflows.tuning._cache_folder import FILE, CacheContent, change_folder, read_folder
 from qdqtune.workflows.tuning._folder import PATTERN_CACHE
 
@@ -161,5 +162,6 @@ def _pattern(outcome: PatternOutcome) -> CachedPattern:
     gains = [choice.gain for choice in chosen if choice.gain is not None]
     return CachedPattern(
         outcome.signature, outcome.conditions.engine, len(outcome.choices), len(chosen),
-        max(gains, default=None),
+        max(gains, default=None), without_attributes(outcome.structure),
+        tuple(dict.fromkeys(shapes_in(outcome.signature))),
     )  # fmt: skip

@@ -28,7 +28,7 @@ from qdqtune.graph._op_classes import DEQUANTIZE, is_op
 from qdqtune.graph._shapes import infer_shapes
 from qdqtune.options import configured_on_pair
 from qdqtune.qdq._dynamic import find_dynamic_ops
-from qdqtune.qdq._insert import CORRECTED_BIASES
+from qdqtune.qdq._read_back import corrected_biases
 from qdqtune.records._accuracy import ErrorReport, LayerError, OutputError
 from qdqtune.records._errors import EngineError, UsageError
 from qdqtune.records._ranges import CalibrationSource
@@ -42,8 +42,6 @@ _OTHER_INPUTS = "Feed it with what it gets in use; of open dims, not all sizes m
 _RANDOM_SAMPLES = 8
 _ROUNDS = {Wiring.OWN: "error of each op alone", Wiring.ACCUMULATED: "accumulated error"}
 _MOST_SAMPLES = 32
-# More than the number of ops in any model has.
-_MOST_DIGITS = 10
 
 _Samples = Callable[[], Iterable[Feeds]]
 
@@ -117,14 +115,8 @@ def compare(float_model: AnyModel, quantized_model: AnyModel, config: CompareCon
         layers=layers,
         unpaired=tuple(node.name or "" for node in pairing.unpaired),
         failure=failure,
-        corrected_biases=_corrected_biases(quantized.model),
+        corrected_biases=corrected_biases(quantized.model),
     )
-
-
-def _corrected_biases(model: ir.Model) -> int:
-    """Return the number of corrected biases that the file mentions, if it does."""
-    text = model.metadata_props.get(CORRECTED_BIASES, "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS else 0
 
 
 def _with_kernels(engine: str | None) -> str | None:

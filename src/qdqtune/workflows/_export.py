@@ -30,11 +30,13 @@ from qdqtune.records._errors import ModelError, OutputError, QdqtuneError, Usage
 from qdqtune.records._front import Front, FrontPoint
 from qdqtune.records._placement import Placement
 from qdqtune.records._printable import listed
+from qdqtune.records._report import ReportDetails
 from qdqtune.records._results import Candidate, ExportReport
+from qdqtune.records._tuning import Summary
 from qdqtune.records._untrusted_files import parse_json, read_text, real_path
 from qdqtune.search.strategies._strategy import speedup_of
 from qdqtune.workflows._arguments import AnyModel, as_file, checked_path
-from qdqtune.workflows._report import read_details
+from qdqtune.workflows._report import read_details, read_summary
 from qdqtune.workflows.tuning._folder import (
     BASELINE,
     CANDIDATES,
@@ -122,22 +124,33 @@ def list_candidates(run_dir: str | os.PathLike[str]) -> list[Candidate]:
     """
     run = _read(checked_path(run_dir, "folder"))
     sqnr_db: Mapping[str, float] = {}
+    shortfalls: Mapping[str, str] = {}
     points: Mapping[str, FrontPoint] = {}
     with contextlib.suppress(QdqtuneError):  # what was measured is listed without them, too
-        details = read_details(run.folder / DETAILS)
-        sqnr_db = details.sqnr_db if details is not None else {}
+        details = read_details(run.folder / DETAILS) or ReportDetails()
+        sqnr_db = details.sqnr_db
+        shortfalls = _shortfalls(read_summary(run.folder), details)
     with contextlib.suppress(QdqtuneError):
         points = {point.candidate: point for point in front_of(run.folder)}
     found = []
     for name in run.tried:
-        one = replace(_candidate(run, name), sqnr_db=sqnr_db.get(name))
+        one = replace(
+            _candidate(run, name), sqnr_db=sqnr_db.get(name), shortfall=shortfalls.get(name, "")
+        )
         found.append(one if name not in points else _on_front(one, points[name]))
     return found
 
 
+def _shortfalls(summary: Summary, details: ReportDetails) -> dict[str, str]:
+    """Return the accuracy limits that candidates miss, by their ids."""
+    found = {name: summary.shortfall(db) for name, db in details.sqnr_db.items()}
+    ids = details.candidates
+    return found | {ids[one.name]: one.reason for one in summary.rejected if one.name in ids}
+
+
 def _on_front(one: Candidate, point: FrontPoint) -> Candidate:
     role = "result" if point.chosen else "front"
-    return replace(one, sqnr_db=point.sqnr_db, metric=point.metric, role=role)
+    return replace(one, sqnr_db=point.sqnr_db, metric=point.metric, role=role, shortfall="")
 
 
 def _candidate(run: _Run, name: str) -> Candidate:

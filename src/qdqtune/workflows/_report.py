@@ -73,14 +73,14 @@ def report(
     return PageReport(str(target), tuple(map(str, folders)), len(html.encode()))
 
 
-def read_run(folder: Path) -> RunView:
-    """Read the records of a finished run; damaged details are left out.
+def read_summary(folder: Path) -> Summary:
+    """Read the summary of a finished run.
 
     Raises:
         UsageError: If it is not the folder of one.
     """
     try:
-        summary = Summary.from_dict(parse_json(read_text(folder / SUMMARY), SUMMARY))
+        return Summary.from_dict(parse_json(read_text(folder / SUMMARY), SUMMARY))
     except NewerSchemaError:
         raise
     except FileNotFoundError:
@@ -93,6 +93,15 @@ def read_run(folder: Path) -> RunView:
         raise UsageError(
             f"{folder / SUMMARY} can't be read: {error}.", "Run the same `qdqtune tune` again."
         ) from None
+
+
+def read_run(folder: Path) -> RunView:
+    """Read the records of a finished run; damaged details are left out.
+
+    Raises:
+        UsageError: If it is not the folder of one.
+    """
+    summary = read_summary(folder)
     details = read_details(folder / DETAILS)
     named = details.folder if details is not None else ""
     journal = folder / JOURNAL

@@ -69,6 +69,7 @@ def strip(
             pairs=reading.pairs,
             left=reading.left,
             rounded=reading.rounded,
+            corrected_biases=reading.corrected,
             sqnr_db=sqnr_db,
             model=in_form_of(model, target),
         )

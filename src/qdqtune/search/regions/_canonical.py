@@ -32,6 +32,7 @@ _QUOTED_OR_SHAPES = re.compile(
     rf"|(?<!:):{_LABEL}"
     rf"|(?<=\))=(?!>)(?:{_LABEL}|-)(?:;(?:{_LABEL}|-))*"
 )
+_ATTRIBUTES = re.compile(r"\[(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\[\]'\"])*\]")
 _DIMS = re.compile(r"\[([\dx?*]*)\]")
 _DIGITS = 18  # of a dim, at most: a signature may come from a file
 
@@ -41,11 +42,20 @@ def without_shapes(signature: str) -> str:
     return _QUOTED_OR_SHAPES.sub(lambda found: found.group(1) or "", signature)
 
 
+def without_attributes(signature: str) -> str:
+    """Remove the attributes of ops from a signature; types and shapes have to be removed first."""
+    return _ATTRIBUTES.sub("", signature)
+
+
+def shapes_in(signature: str) -> tuple[str, ...]:
+    """All shapes in a signature as text, such as `1x64x8x8`, in order; scalars have none."""
+    shapes = (found[0] for found in _QUOTED_OR_SHAPES.finditer(signature) if not found[1])
+    return tuple(label for text in shapes for label in _DIMS.findall(text) if label)
+
+
 def dims_in(signature: str) -> tuple[int, ...]:
     """All dims of the shapes in a signature, in order; unknown ones are 0."""
-    shapes = (found[0] for found in _QUOTED_OR_SHAPES.finditer(signature) if not found[1])
-    labels = (label for text in shapes for label in _DIMS.findall(text) if label)
-    dims = (dim[:_DIGITS] for label in labels for dim in label.split("x"))
+    dims = (dim[:_DIGITS] for label in shapes_in(signature) for dim in label.split("x"))
     return tuple(int(dim) if dim.isdecimal() else 0 for dim in dims)
 
 

@@ -60,6 +60,10 @@ from qdqtune.workflows.tuning._times_in_place import TimesInPlace
 _logger = logging.getLogger(__name__)
 
 _PROFILE_RUNS = 5
+_UNFINISHED = (
+    "the search takes its usual course: the runs in the cache ended before theirs was over, by "
+    "--max_benchmarks, --budget or Ctrl-C; one that was finished would save benchmarks here"
+)
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,8 @@ def region_problem(run: TuningRun, baseline: Baseline, calibration: Calibration)
         known = len(prior.of(space)) if prior is not None else 0
         told = f"{known} of {len(space.groups)} choices are known from other runs"
         run.reporter.tell("cache", told)
+    if prior is not None and prior.lacks_finished_runs(space):
+        run.reporter.tell("cache", _UNFINISHED)
     seeds = seeds_of(space, run.given, grouping, prior)
     limits = request.preset.limits(
         len(space.groups), grouping.patterns,

@@ -23,6 +23,7 @@ from qdqtune.records._placement import Placement
 from qdqtune.records._precision import QUANT_TYPES
 from qdqtune.records._report import (
     FLOAT,
+    QUANTIZED,
     ReportDetails,
     TensorRow,
 )
@@ -100,7 +101,7 @@ class DetailsGatherer:
                 in_integers,
             )
             graph = graph_view(self.calibration.planner, placement, facts)
-            tensors = self._tensors(errors)
+            tensors = self._tensors(errors, placement, in_integers)
         return replace(
             details,
             graph=graph,
@@ -166,8 +167,12 @@ class DetailsGatherer:
             missing.append(f"Errors of layers: {error.what}")
             return {}
 
-    def _tensors(self, errors: dict[str, OpError]) -> tuple[TensorRow, ...]:
+    def _tensors(
+        self, errors: dict[str, OpError], placement: Placement, in_integers: frozenset[str]
+    ) -> tuple[TensorRow, ...]:
         ranges = self.calibration.inserter.encoder.ranges.by_tensor
+        forms = forms_of(self.calibration.planner, placement)
+        forms |= dict.fromkeys(in_integers, QUANTIZED)
         index = self.baseline.base.index
         rows = []
         for error in sorted(errors.values(), key=lambda each: each.sqnr_db):
@@ -181,7 +186,7 @@ class DetailsGatherer:
                     error.sqnr_db if math.isfinite(error.sqnr_db) else None,
                     error.max_error, error.max_value,
                     math.sqrt(error.signal / count) if count else None,
-                    ranges.get(error.tensor),
+                    ranges.get(error.tensor), forms.get(error.node, ""),
                 )
             )  # fmt: skip
         return tuple(rows)

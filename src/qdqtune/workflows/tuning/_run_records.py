@@ -20,11 +20,9 @@ from qdqtune.records._errors import (
     AutotunerError,
     NewerVersionError,
     OutputError,
-    UsageError,
 )
 from qdqtune.records._measurement import EngineInfo
 from qdqtune.records._placement import Edge, Placement
-from qdqtune.records._ranges import CalibrationSource
 from qdqtune.records._tuning import Summary
 from qdqtune.search._config import Config
 from qdqtune.search.patterns._pattern_cache import PatternCache
@@ -375,8 +373,6 @@ def open_records(target: TuningTarget) -> Iterator[TuningRun]:
         if journal.session > 1:
             known = f"{journal.earlier_benchmarks} measurements known"
             reporter.tell("resume", f"resuming an earlier run: {known}")
-        earlier = previous_result(folder)
-        _refuse_to_lose_calibration(target, earlier)
         threshold = max(config.performance_threshold, 1e-9)
         settings = Config(default_quant_type=config.quant_type, performance_threshold=threshold)
         state = request.state_file or folder / STATE
@@ -385,27 +381,7 @@ def open_records(target: TuningTarget) -> Iterator[TuningRun]:
             journal=journal,
             snapshots=Snapshots(state, header, settings, target.pattern_cache),
             logs=SchemeLogs(folder / LOGS, target.info),
-            earlier=earlier,
-        )
-
-
-def _refuse_to_lose_calibration(target: TuningTarget, earlier: PreviousResult | None) -> None:
-    """Refuse to replace a model that was calibrated on data by one with random scales.
-
-    Raises:
-        UsageError: If this run has no data, and its result would depend on ranges.
-    """
-    source, config = target.provider.source, target.request.config
-    if (
-        earlier is not None
-        and earlier.summary.calibration == CalibrationSource.DATA.value
-        and source is CalibrationSource.RANDOM
-        and not config.dynamic_only
-    ):
-        raise UsageError(
-            f"The model in {config.output_dir} was calibrated on data, and this command has none.",
-            "Repeat its --calibration_data, or choose another --output_dir, or set the earlier run "
-            "aside by --restart.",
+            earlier=previous_result(folder),
         )
 
 

@@ -34,6 +34,7 @@ from qdqtune.records._errors import AutotunerError, NewerVersionError, UsageErro
 from qdqtune.records._measurement import EngineInfo
 from qdqtune.records._placement import Placement
 from qdqtune.records._precision import AUTO
+from qdqtune.records._ranges import CalibrationSource
 from qdqtune.records._tuning import AS_GIVEN as UNCHANGED
 from qdqtune.records._untrusted_files import real_path
 from qdqtune.search.patterns._pattern_cache import PatternCache
@@ -43,12 +44,14 @@ from qdqtune.workflows._bench import engine_info
 from qdqtune.workflows._convert import FloatForm, convert_to, told_options, wanted_type
 from qdqtune.workflows._imported_placement import import_placement
 from qdqtune.workflows._progress_reporter import ProgressReporter
+from qdqtune.workflows._report import read_summary
 from qdqtune.workflows._sample_provider import SampleProvider
 from qdqtune.workflows._source_model import Source, open_source
 from qdqtune.workflows.tuning._cache_folder import CacheContent, change_folder
 from qdqtune.workflows.tuning._folder import (
     BASELINE,
     ENGINE_LOG,
+    FINAL,
     JOURNAL,
     LOGS,
     PLANS,
@@ -225,7 +228,7 @@ def setup(
     reporter, engine = ctx.reporter, ctx.engine
     shared = _shared_cache(request.config)
     given, kept_scales = given_placements(request, source, reporter.tell)
-    check_first(request, source, ctx.folder)
+    check_first(request, source, provider, ctx.folder)
     float_metric = _evaluate_float(ctx, request)
     ctx.folder.begin()
     began_s = reporter.elapsed_s
@@ -334,7 +337,9 @@ def _tell_form(
         reporter.tell("precision", f"the model is tuned in {form.name}{error}{gain}")
 
 
-def check_first(request: TuneRequest, source: Source, folder: RunFolder) -> None:
+def check_first(
+    request: TuneRequest, source: Source, provider: SampleProvider, folder: RunFolder
+) -> None:
     """Check a request before anything in the folder changes.
 
     Raises:
@@ -345,9 +350,31 @@ def check_first(request: TuneRequest, source: Source, folder: RunFolder) -> None
         _check_filter(wildcards, nodes)
     if request.state_file is not None:
         _check_state_file(request.state_file, request, source)
+    if provider.source is CalibrationSource.RANDOM and not request.config.dynamic_only:
+        _refuse_to_lose_calibration(folder)
     if folder.replaces_a_run:  # another run must be certain to start
         with Worker(request.engine, request.options, scratch=folder.scratch) as probe:
             engine_info(probe, request.engine)
+
+
+def _refuse_to_lose_calibration(folder: RunFolder) -> None:
+    """Refuse to replace a model that was calibrated on data by one with random scales.
+
+    Raises:
+        UsageError: If the folder has such a model, and the run would not set it aside.
+    """
+    if folder.begins_anew or not (folder / FINAL).is_file():
+        return
+    try:
+        earlier = read_summary(folder.path)
+    except UsageError:  # it is damaged, which is said where it is left out
+        return
+    if not earlier.kept_float and earlier.calibration == CalibrationSource.DATA.value:
+        raise UsageError(
+            f"The model in {folder.path} was calibrated on data, and this command has none.",
+            "Repeat its --calibration_data, or choose another --output_dir, or set the earlier run "
+            "aside by --restart.",
+        )
 
 
 def _check_filter(wildcards: Sequence[str], nodes: Sequence[str]) -> None:
