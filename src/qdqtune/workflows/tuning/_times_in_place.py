@@ -2,8 +2,8 @@
 
 Alone, a subgraph is built for other neighbours: its inputs and outputs have other layouts, and what
 would be fused with it is missing. On an H200, the subgraphs of a ResNet-18 said that it would be
-1.01 times as fast with everything quantized, and it was 1.59 times; those of an EfficientNet-B0 said
-0.56 times for what the rules quantize, and it was 0.86 times. What they take in one whole model is
+1.01 times as fast with everything quantized, and it was 1.59; those of an EfficientNet-B0 said 0.56
+for what the rules quantize, and it was 0.86. What they take in one whole model is
 what they take in the next, within a few percent. So where builds take long, two whole models that
 are tried in any case are built first: what the rules quantize, and everything. Only what these
 don't tell is timed alone.
