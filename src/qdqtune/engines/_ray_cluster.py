@@ -219,7 +219,9 @@ class Cluster:
             except Exception as error:  # such as a node without qdqtune
                 last = str(error).strip().splitlines()[-1:] or [type(error).__name__]
                 facts = {"reason": f"does not answer: {last[0]}"}
-            name = node.get("NodeManagerAddress") or node["NodeID"][:8]
+            address = node.get("NodeManagerAddress", "")
+            is_shared = sum(other.get("NodeManagerAddress") == address for other in alive) > 1
+            name = f"{address} {node['NodeID'][:6]}" if is_shared else address
             found.append(_Node(node["NodeID"], name, node["Resources"], facts))
         return sorted(found, key=lambda node: (node.name, node.node_id))
 
@@ -252,12 +254,7 @@ def _places(
             cores = range(turn * threads, (turn + 1) * threads)
         name = node.name if parts == 1 else f"{node.name} #{turn + 1}"
         places.append(Place(node.node_id, name, cores, parts))
-    names = [place.name for place in places]
-    return [  # nodes of a test cluster share an address
-        place if names.count(place.name) == 1
-        else place._replace(name=f"{place.name} {place.node_id[:6]}")
-        for place in places
-    ]  # fmt: skip
+    return places
 
 
 def _check_clocks(nodes: Sequence[_Node]) -> None:

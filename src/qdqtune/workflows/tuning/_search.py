@@ -348,8 +348,10 @@ class _TrialRun:
         everyone, preset = tuple(self._states), evaluator.run.request.preset
         wanted, seconds = preset.rounds[effort], preset.seconds[effort]
         with evaluator.lock:
-            known = evaluator.journal.rounds(self._reference, self._keys(everyone), self._how)
-        self._rounds[everyone] = known
+            known = evaluator.journal.rounds(
+                self._reference, self._keys(everyone), self._how, self._worker
+            )
+        self._rounds = {everyone: known}
         if len(known) >= wanted and not evaluator.problem.wants_layers:
             self._score(everyone, {})
             return self._scores
@@ -392,7 +394,8 @@ class _TrialRun:
         self._rounds.setdefault(states, []).append(round_)
         with self._evaluator.lock:
             journal = self._evaluator.journal
-            journal.add_round(self._reference, self._keys(states), self._how, round_)
+            keys = self._keys(states)
+            journal.add_round(self._reference, keys, self._how, round_, self._worker)
 
     def saw_failure(self, model: int, error: str, *, refused: bool) -> None:
         """Record a failure at once, so that a resumed run does not repeat it."""
