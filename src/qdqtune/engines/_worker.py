@@ -434,10 +434,11 @@ class Worker:
         if self._longest_s is not None:
             limit_s = min(limit_s, self._longest_s)
         with self._lock:
-            if self._is_stopped:
-                raise KeyboardInterrupt
             try:
-                child = self._started()
+                if not self._is_stopped:
+                    child = self._started()
+                if self._is_stopped:  # which may have come while it started
+                    raise KeyboardInterrupt
                 with self.clock:
                     reply = child.request(op, limit_s, **arguments)
             except WorkerFailure as failure:
