@@ -25,7 +25,6 @@ from qdqtune.engines._worker_main import Server
 from qdqtune.graph import _shapes, _validity
 from qdqtune.graph._atomic_files import open_to_append
 
-
 # Variables and stderr are those of the whole process.
 _one_at_a_time = threading.Lock()
 

@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import json
 import math
+import os
 import signal
 import socket
 import threading
@@ -37,6 +38,8 @@ _HOW_TO_CHECK = (
 )
 _REACHED_WITHIN_S = 5.0
 _DESCRIBED_WITHIN_S = 120.0
+# If what answers is no cluster, Ray would try for a quarter of an hour.
+_TRIES = ("RAY_NUM_REDIS_GET_RETRIES", "1")
 # A node that has not answered for so much longer than its engine may take is lost.
 _GRACE_S = 30.0
 _PLACED_WITHIN_S = 60.0
@@ -62,6 +65,7 @@ def connected(address: str) -> Iterator[Cluster]:
     Raises:
         UsageError: If Ray is not installed, or the cluster can't be reached.
     """
+    os.environ.setdefault(*_TRIES)
     try:
         ray = importlib.import_module("ray")
     except ImportError:
