@@ -14,11 +14,11 @@ from typing import Any
 import onnx
 import psutil
 import pytest
+from benchmarks.ray_clusters import RunningCluster, ours_below, running_cluster, still_alive
 
 from qdqtune import zoo
 from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import matmul_file
-from tests.engines.ray_clusters import RunningCluster, ours_below, running_cluster, still_alive
 
 ROOT = Path(__file__).parents[2]
 SLOW = pytest.mark.slow

@@ -38,8 +38,12 @@ _HOW_TO_CHECK = (
 )
 _REACHED_WITHIN_S = 5.0
 _DESCRIBED_WITHIN_S = 120.0
-# If what answers is no cluster, Ray would try for a quarter of an hour.
-_TRIES = ("RAY_NUM_REDIS_GET_RETRIES", "1")
+_SETTINGS = {
+    # If what answers is no cluster, it would be tried for a quarter of an hour.
+    "RAY_NUM_REDIS_GET_RETRIES": "1",
+    # Forks of this program never use the connection, and need not hear of it.
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
+}
 # A node that has not answered for so much longer than its engine may take is lost.
 _GRACE_S = 30.0
 _PLACED_WITHIN_S = 60.0
@@ -65,7 +69,8 @@ def connected(address: str) -> Iterator[Cluster]:
     Raises:
         UsageError: If Ray is not installed, or the cluster can't be reached.
     """
-    os.environ.setdefault(*_TRIES)
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
     try:
         ray = importlib.import_module("ray")
     except ImportError:
@@ -77,8 +82,8 @@ def connected(address: str) -> Iterator[Cluster]:
             try:
                 ray.init(address=address, log_to_driver=False, logging_level="error")
             except Exception as error:  # it raises many kinds
-                why = str(error).strip().splitlines()
-                reason = why[0] if why else type(error).__name__
+                why = [line.strip() for line in str(error).splitlines() if line.strip()]
+                reason = " ".join(why[:2]) or type(error).__name__
                 raise UsageError(
                     f"The Ray cluster {address} can't be used: {reason}", _HOW_TO_CHECK
                 ) from None

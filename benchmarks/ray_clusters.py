@@ -1,6 +1,6 @@
 """A Ray cluster of several nodes on this machine, in a process of its own.
 
-``python -m tests.engines.ray_clusters NODES CORES`` starts it, prints its address and the process
+``python -m benchmarks.ray_clusters NODES CORES`` starts it, prints its address and the process
 of each node as JSON, and ends it when its input ends. No port is fixed, and the nodes together take
 little memory.
 """
@@ -15,10 +15,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[1]
 _STORE_BYTES = 80 << 20  # about the least that Ray takes
 _GONE_WITHIN_S = 30.0
 _ACTOR, _ENGINE = "ray::EngineNode", "qdqtune.engines._supervisor"
@@ -62,7 +63,7 @@ def still_alive(processes: list[psutil.Process], within_s: float) -> list[psutil
 @contextlib.contextmanager
 def running_cluster(nodes: int, cores: int) -> Iterator[RunningCluster]:
     """A cluster, for as long as the context lasts; nothing of it is left afterwards."""
-    command = [sys.executable, "-m", "tests.engines.ray_clusters", str(nodes), str(cores)]
+    command = [sys.executable, "-m", "benchmarks.ray_clusters", str(nodes), str(cores)]
     paths = os.pathsep.join(path for path in sys.path if path)
     environment = {**os.environ, "PYTHONPATH": paths, "RAY_USAGE_STATS_ENABLED": "0"}
     process = subprocess.Popen(
@@ -91,7 +92,7 @@ def _main(nodes: int, cores: int) -> None:
 
     printed = os.dup(1)  # what Ray prints is not our answer
     os.dup2(2, 1)
-    cluster = Cluster()
+    cluster: Any = Cluster()
     started = [
         cluster.add_node(num_cpus=cores, object_store_memory=_STORE_BYTES, include_dashboard=False)
         for _ in range(nodes)
