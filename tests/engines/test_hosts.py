@@ -29,7 +29,7 @@ def test_a_worker_stays_on_its_core_and_so_do_its_siblings(position: int) -> Non
         for each in (worker, sibling):
             each.info()
             assert psutil.Process(each.pid).cpu_affinity() == [core]
-        worker.end()  # a new process, too
+        worker.process.end()  # a new process, too
         worker.info()
         assert psutil.Process(worker.pid).cpu_affinity() == [core]
     assert usable_cores() == sorted(os.sched_getaffinity(0))

@@ -155,9 +155,9 @@ def test_without_workers_there_is_no_answer(workers: int) -> None:
 
 def test_a_worker_that_is_lost_while_nobody_waits_for_it_is_left_out() -> None:
     with pool_of(2) as pool:
-        pool.members[1].worker.on_host_lost("the node is gone")
+        pool.members[1].worker.process.on_host_lost("the node is gone")
         assert [member.number for member in pool.active] == [1]
-        pool.first.on_host_lost("this one, too")  # the last one stays, and fails by itself
+        pool.first.process.on_host_lost("this one, too")  # the last one stays, and fails by itself
         assert [member.number for member in pool.active] == [1]
 
 
@@ -193,11 +193,8 @@ def test_an_interrupt_ends_what_the_workers_wait_for(model_that: Callable) -> No
     hanging = model_that("hang", at="open")
     environment = {"PYTHONPATH": PATH}
     both_wait = threading.Event()
-    hosts = [LocalHost(name="one"), LocalHost(name="other")]
-    workers = [
-        Worker("faulty_engine:FaultyEngine", timeout_s=600, environment=environment, host=host)
-        for host in hosts
-    ]
+    hosts = [LocalHost(variables=environment, name=name) for name in ("one", "other")]
+    workers = [Worker("faulty_engine:FaultyEngine", timeout_s=600, host=host) for host in hosts]
 
     def hang(worker: Worker) -> None:
         worker.info()
@@ -226,9 +223,9 @@ def test_an_interrupt_while_a_process_starts_is_not_lost(model_that: Callable) -
     class Slow(LocalHost):
         def start(self, *arguments: Any) -> ChildProcess:
             child = super().start(*arguments)
-            worker.stop()  # as another thread does
+            worker.process.stop()  # as another thread does
             return child
 
-    worker = Worker("faulty_engine:FaultyEngine", environment={"PYTHONPATH": PATH}, host=Slow())
+    worker = Worker("faulty_engine:FaultyEngine", host=Slow(variables={"PYTHONPATH": PATH}))
     with worker, pytest.raises(KeyboardInterrupt):
         worker.open(model_that("hang", at="open"))

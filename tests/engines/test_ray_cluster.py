@@ -295,7 +295,7 @@ def test_a_node_that_is_gone_is_told_apart(nodes, method, tmp_path):
     (worker,) = (setup := nodes(1)).workers
     path = conv(tmp_path / "model.onnx", 0)
     told: list[str] = []
-    worker.on_host_lost = told.append
+    worker.process.on_host_lost = told.append
     setup.ray.lost = method
     with pytest.raises(WorkerFailure) as caught:
         worker.open(path)

@@ -140,7 +140,7 @@ class ProgressReporter:
 
     def seconds(self) -> Seconds:
         """Return how the time was spent so far."""
-        total, clocks = self.elapsed_s, {worker.clock for worker in self.workers}
+        total, clocks = self.elapsed_s, {worker.process.clock for worker in self.workers}
         return Seconds(
             total=total,
             building=sum(worker.totals.building_s for worker in self.workers),
