@@ -220,6 +220,28 @@ def test_large_parts_are_stored_once_for_all_workers(tmp_path):
     assert (start, small) == (5, content[5:25])
 
 
+def test_what_few_workers_ask_for_does_not_fill_the_store(tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_cluster, "_MOST_STORED_BYTES", 5 << 20)
+    sender, size = FileSender(FakeRay(), 4), 1 << 20
+    for number in range(20):
+        path = tmp_path / f"{number}"
+        path.write_bytes(bytes([number]) * size)
+        ((_, part),) = sender.parts(path, number, 0, size)
+        assert part.value[:1] == bytes([number])
+    assert len(sender._stored) == 5
+    ((_, part),) = sender.parts(tmp_path / "0", 0, 0, size)  # which was dropped
+    assert part.value[:1] == b"\0"
+
+
+def test_inputs_that_are_gone_here_are_removed_from_the_node(nodes, tmp_path):
+    (worker,) = (setup := nodes(1)).workers
+    path = conv(tmp_path / "model.onnx", 0)
+    for _ in range(5):
+        assert worker.measure(path, FEEDS).ok
+    (node,) = setup.ray.actors
+    assert len(list(node._folder.path.rglob("feeds*.npz"))) == 1
+
+
 def test_a_model_that_can_not_be_sent_is_to_blame_and_not_the_node(nodes, tmp_path):
     (worker,) = nodes(1).workers
     with pytest.raises(WorkerFailure, match="it can't be sent") as caught:

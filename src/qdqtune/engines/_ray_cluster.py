@@ -50,9 +50,11 @@ _PLACED_WITHIN_S = 60.0
 _CHUNK_BYTES = 1 << 25
 # Smaller parts go with the request instead of through the object store.
 _SMALL_BYTES = 1 << 20
+# What not all workers have asked for is dropped beyond this, and stored again if they do.
+_MOST_STORED_BYTES = 1 << 30
 # A node has folders of its own for these.
 _FOLDERS = frozenset({LOGS, PLANS, SCRATCH, "TMPDIR"})
-_ONCE = "once.npz"
+_ONCE, _FEEDS = "once.npz", ".npz"
 # Requests, writes and the order to end them come at the same time.
 _CONCURRENCY = 4
 
@@ -327,6 +329,8 @@ class FileSender:
                 self.stored_bytes += length
             if waiting > 1:  # the last one gets it; then the store may drop it
                 self._stored[key] = (ref, waiting - 1)
+            while sum(length for *_, length in self._stored) > _MOST_STORED_BYTES:
+                del self._stored[next(iter(self._stored))]
             return ref
 
 
@@ -408,18 +412,25 @@ class RayHost:
             path: The file.
             folder: The folder that it is in, or one above it; the node has one for each.
         """
-        digest = hashlib.blake2b(str(folder).encode(), digest_size=8).hexdigest()
-        name, found = f"{digest}/{path.relative_to(folder)}", path.stat()
+        name, found = _name_there(path, folder), path.stat()
         inode, written, there = self._sent.get(path, (0, 0, 0))
         now = found.st_ino, found.st_mtime_ns, found.st_size
         if now == (inode, written, there):
             return name
+        self._remove_feeds()
         # Weights are only ever appended to a shared file; any other file is a new one.
         is_longer = path.name == WEIGHTS_FILE and inode == found.st_ino and there < found.st_size
         start = there if is_longer else 0
         self._write(path, name, found.st_ino, start, found.st_size)
         self._sent[path] = now
         return name
+
+    def _remove_feeds(self) -> None:
+        """Remove inputs from the node that are gone here."""
+        gone = [path for path in self._sent if path.suffix == _FEEDS and not path.exists()]
+        for path in gone:
+            del self._sent[path]
+            self.tell("remove", _name_there(path, path.parent))
 
     def send_once(self, path: Path) -> str:
         """Write a file that is read once to the node, over the last such file."""
@@ -439,6 +450,11 @@ class RayHost:
                 self.ray.get(actor.close.remote(), timeout=_REACHED_WITHIN_S)
             with contextlib.suppress(Exception):
                 self.ray.kill(actor)
+
+
+def _name_there(path: Path, folder: Path) -> str:
+    digest = hashlib.blake2b(str(folder).encode(), digest_size=8).hexdigest()
+    return f"{digest}/{path.relative_to(folder)}"
 
 
 @dataclass
