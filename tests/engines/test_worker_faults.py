@@ -341,8 +341,8 @@ def test_the_child_ignores_interrupts(faulty, model_that):
 def test_a_model_that_hangs_is_not_opened_again_without_optimizations(faulty_with, model_that):
     worker = faulty_with(timeout_s=1.5)
     worker.info(timeout_s=60)
-    before = worker._generation
+    before = worker.process.generation
     with pytest.raises(WorkerFailure) as found:
         open_instrumented(worker, model_that("hang", at="open"), None)
     assert found.value.kind is FailureKind.TIMEOUT
-    assert worker._generation == before  # no other process was started for it
+    assert worker.process.generation == before  # no other process was started for it
