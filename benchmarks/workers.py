@@ -349,7 +349,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--budget_s", type=float, default=12.0, help="seconds of runs per file")
     parser.add_argument("--trials", type=int, default=1000, help="for `memory`")
     parser.add_argument("--nodes", type=int, default=100_000, help="for `driver`")
-    parser.add_argument("--large_trials", type=int, default=12, help="for `driver`")
+    parser.add_argument("--large_trials", type=int, default=8, help="for `driver`")
     options = parser.parse_args(arguments)
     unknown = set(options.part) - PARTS.keys()
     if unknown:
