@@ -1,19 +1,21 @@
-"""`make bench` tunes; the first of ARGS names another benchmark, such as `files` or `subgraphs`.
+"""`make bench` tunes; the first of ARGS names another benchmark, such as `files` or `workers`.
 
 make bench ARGS="files --models vit"
 make bench ARGS="subgraphs exact"
+make bench ARGS="workers ray"
 """
 
 from __future__ import annotations
 
 import sys
 
-from benchmarks import against_quantize_static, subgraphs, tuning
+from benchmarks import against_quantize_static, subgraphs, tuning, workers
 
 _KINDS = {
     "tuning": tuning.main,
     "files": against_quantize_static.main,
     "subgraphs": subgraphs.main,
+    "workers": workers.main,
 }
 
 

@@ -12,6 +12,7 @@ import contextlib
 import io
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,15 @@ from qdqtune.engines._worker_main import Server
 from qdqtune.graph import _shapes, _validity
 from qdqtune.graph._atomic_files import open_to_append
 
+# Variables and stderr are those of the whole process.
+_one_at_a_time = threading.Lock()
+
 
 class InProcessChild:
-    """Has the interface of `ChildProcess`; limits of time and memory are not enforced."""
+    """Has the interface of `ChildProcess`; limits of time and memory are not enforced.
+
+    Those of several workers take turns.
+    """
 
     def __init__(
         self, engine: str, environment: Mapping[str, str], log_path: Path | None = None, *_: object
@@ -44,7 +51,11 @@ class InProcessChild:
 
     def request(self, op: str, _timeout_s: float, **arguments: Any) -> Any:
         self._number += 1
-        with contextlib.redirect_stderr(self._log or io.StringIO()), _variables(self._environment):
+        with (
+            _one_at_a_time,
+            contextlib.redirect_stderr(self._log or io.StringIO()),
+            _variables(self._environment),
+        ):
             line = self._server.answer({"number": self._number, "op": op, **arguments})
         reply = json.loads(line)
         if "result" not in reply:

@@ -101,6 +101,8 @@ TYPED: dict[str, tuple[list[str], Any]] = {
     "inputs": (["--shapes", "x:1x8", "--dim", "N=2", "--input_range", "x:0:1"],
                InputRequest({"x": (1, 8)}, {"N": 2}, {"x": (0, 1)})),
     "seed": (["--seed", "5"], 5),
+    "workers": (["--workers", "3"], 3),
+    "cluster": (["--cluster", "ray://10.0.0.1:10001"], "ray://10.0.0.1:10001"),
     "min_shapes": (["--min_shapes", "x:1x8"], InputRequest({"x": (1, 8)})),
     "max_shapes": (["--max_shapes", "x:9x8"], InputRequest({"x": (9, 8)})),
 }  # fmt: skip

@@ -12,6 +12,7 @@ import onnx.parser
 import pytest
 from tests.in_process import real_processes
 
+from qdqtune.engines._hosts import LocalHost
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._worker import Worker
 
@@ -66,7 +67,7 @@ def faulty_with() -> Iterator[Callable[..., Worker]]:
     with contextlib.ExitStack() as stack:
 
         def start(**options: object) -> Worker:
-            defaults = {"timeout_s": 60, "environment": {"PYTHONPATH": PATH}}
+            defaults = {"timeout_s": 60, "host": LocalHost(variables={"PYTHONPATH": PATH})}
             worker = Worker("faulty_engine:FaultyEngine", **{**defaults, **options})
             return stack.enter_context(worker)
 

@@ -1,6 +1,6 @@
 """An engine for tests only: its "models" are JSON files that say how to misbehave, and when.
 
-Loaded in the worker by ``Worker("faulty_engine:FaultyEngine", environment={"PYTHONPATH": …})``.
+Loaded in the worker by its name, ``faulty_engine:FaultyEngine``, with its folder in PYTHONPATH.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import numpy as np
 import onnx
@@ -74,7 +75,7 @@ def test_it_says_what_it_is(simulated):
     assert (info.name, info.isa) == ("simulated", "gpu")
     assert "not a measurement" in info.device
     assert (info.options["seed"], info.options["noise"]) == ("7", "0.01")
-    assert set(info.options) == set(KEYS)
+    assert set(info.options) == set(KEYS) - {"wait"}  # told only if it does
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,7 @@ def test_it_says_what_it_is(simulated):
         ({"spikes": "2"}, "spikes is a probability"),
         ({"fusion": "yes"}, "fusion is 'yes'; it is 0 or 1"),
         ({"layout": "2"}, "layout is '2'; it is 0 or 1"),
+        ({"wait": "yes"}, "wait is 'yes'; it is 0 or 1"),
         ({"build_s": "-1"}, "build_s is -1; it must be a number of at least 0"),
         ({"build_kernel_s": "inf"}, "build_kernel_s is inf"),
     ],
@@ -105,6 +107,7 @@ def test_a_wrong_option_is_a_failed_request(simulated):
 
 def test_options_are_written_as_they_are_read():
     given = {"profile": "gpu", "seed": "3", "drift": "0.5", "fusion": "0", "build_s": "30"}
+    given["wait"] = "1"
     settings = Settings.from_options(given)
     assert Settings.from_options(settings.to_options()) == settings
     assert settings.to_options().items() >= given.items()
@@ -125,6 +128,14 @@ def test_time_is_virtual(simulated, tower):
 def test_building_takes_as_long_as_it_is_told_to(simulated, tower):
     told = SessionOptions(engine_options={"build_s": "20", "build_kernel_s": "4"})
     assert simulated.open(tower(2), told).build_s == pytest.approx(28.0)
+
+
+def test_building_waits_if_it_is_told_to(simulated, tower):
+    given = {"build_s": "0.3", "build_kernel_s": "0", "wait": "1"}
+    began_s = time.monotonic()
+    built = simulated.open(tower(2), SessionOptions(engine_options=given))
+    assert built.build_s == pytest.approx(0.3)
+    assert time.monotonic() - began_s >= 0.3
 
 
 def test_a_model_is_planned_for_the_machine_that_was_asked_for(residual_path):

@@ -15,6 +15,7 @@ from tests.stand_ins.fixtures import stand_in_environment, write_stand_in_trtexe
 from tests.stand_ins.trtexec_faults import HARMLESS, NAMED, WHEN_BUILDING, WHEN_RUNNING
 
 from qdqtune.engines._comparison import compare_files
+from qdqtune.engines._hosts import LocalHost
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._worker import FailureKind, Worker, WorkerFailure
 
@@ -67,7 +68,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 
     def start(version: str, **environment: object) -> Worker:
         variables = stand_in_environment(programs, version, **environment)
-        worker = Worker(TRTEXEC, SessionOptions(), timeout_s=20.0, environment=variables)
+        place = LocalHost(variables=variables)
+        worker = Worker(TRTEXEC, SessionOptions(), timeout_s=20.0, host=place)
         workers.append(worker)
         return worker
 

@@ -18,6 +18,7 @@ from tests.engines.conftest import PATH
 
 from qdqtune.calibration._instrumentation import _open as open_instrumented
 from qdqtune.engines import _process as process
+from qdqtune.engines._hosts import LocalHost
 from qdqtune.engines._worker import FailureKind, Worker, WorkerFailure
 from qdqtune.records._errors import OutputError
 from qdqtune.resources import resource_limits
@@ -169,7 +170,7 @@ def test_times_that_are_no_numbers_fail(faulty, model_that):
 
 
 def test_an_engine_that_cannot_be_imported_is_named(faulty_with):
-    worker = faulty_with(environment={"PYTHONPATH": "/nowhere"})
+    worker = faulty_with(host=LocalHost(variables={"PYTHONPATH": "/nowhere"}))
     with pytest.raises(WorkerFailure, match="No module named 'faulty_engine'"):
         worker.info()
 
@@ -340,8 +341,8 @@ def test_the_child_ignores_interrupts(faulty, model_that):
 def test_a_model_that_hangs_is_not_opened_again_without_optimizations(faulty_with, model_that):
     worker = faulty_with(timeout_s=1.5)
     worker.info(timeout_s=60)
-    before = worker._generation
+    before = worker.process.generation
     with pytest.raises(WorkerFailure) as found:
         open_instrumented(worker, model_that("hang", at="open"), None)
     assert found.value.kind is FailureKind.TIMEOUT
-    assert worker._generation == before  # no other process was started for it
+    assert worker.process.generation == before  # no other process was started for it

@@ -78,8 +78,8 @@ def asked(worker: Worker) -> dict[str, Callable[[], object]]:
 
 def worker_that_answers(replies: dict[str, Any]) -> Worker:
     worker = Worker("nobody:Engine")
-    worker._child = _Child({**SOUND, **replies})  # type: ignore[assignment]
-    worker._generation = 1
+    worker.process.child = _Child({**SOUND, **replies})  # type: ignore[assignment]
+    worker.process.generation = 1
     return worker
 
 
@@ -186,8 +186,8 @@ def test_extreme_latencies_are_compared(latency_ms: float) -> None:
             return reply
 
     with Worker("nobody:Engine") as worker:
-        worker._child = Slow(SOUND)  # type: ignore[assignment]
-        worker._generation = 1
+        worker.process.child = Slow(SOUND)  # type: ignore[assignment]
+        worker.process.generation = 1
         feeds = StoredFeeds(worker.scratch / "x.npz")
         _, (comparison,) = compare_files(worker, ["a", "b"], feeds, budget_s=0.2)
     assert comparison is not None

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto
 
+from qdqtune.engines._hosts import LocalHost
 from qdqtune.engines._options import float_type_in_effect, preferred_float_type
 from qdqtune.engines._worker import Worker
 from qdqtune.graph._precision import convert_precision
@@ -249,7 +250,7 @@ def test_what_is_slower_is_tuned_as_given_unless_it_was_asked_for(tmp_path: Path
 def stand_in_worker(folder: Path, fault: str) -> Worker:
     program = write_stand_in_trtexec(folder / "bin")
     environment = stand_in_environment(program, "10.16.1", fault=fault)
-    return Worker("trtexec", environment=environment)
+    return Worker("trtexec", host=LocalHost(variables=environment))
 
 
 def converted(worker: Worker, model: Path, **how: bool) -> FloatForm:

@@ -71,6 +71,21 @@ def test_what_was_written_is_known(tmp_path: Path) -> None:
     assert (journal.session, journal.earlier_benchmarks) == (2, 6)
 
 
+def test_rounds_are_continued_only_by_the_worker_that_measured_them(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "measurements.jsonl", HEADER)
+    of_one, of_other = [Round(1.0, (2.0,), (0.1,))], [Round(1.0, (3.0,), (0.2,))] * 2
+    for worker, rounds in (("worker 1", of_one), ("worker 2", of_other)):
+        for each in rounds:
+            journal.add_round("float", ["key"], "screen-10", each, worker)
+    journal.close()
+    again = Journal(tmp_path / "measurements.jsonl", HEADER)
+    assert again.rounds("float", ["key"], "screen-10", "worker 1") == of_one
+    assert again.rounds("float", ["key"], "screen-10", "worker 2") == of_other
+    assert again.rounds("float", ["key"], "screen-10", "worker 3") == []
+    assert again.rounds("float", ["key"], "screen-10") == []  # the only worker of its run
+    again.close()
+
+
 def test_a_cut_at_any_byte_of_the_last_records_costs_those_records_only(tmp_path: Path) -> None:
     path = tmp_path / "measurements.jsonl"
     lines = write(path)

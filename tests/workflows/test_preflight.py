@@ -17,6 +17,7 @@ import pytest
 from qdqtune import zoo
 from qdqtune.config import TuneConfig
 from qdqtune.engines import _registry as registry
+from qdqtune.engines._hosts import LocalHost
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._worker import OpenModel, StoredFeeds, Worker
 from qdqtune.graph._prepared_model import PreparedModel
@@ -58,7 +59,8 @@ PreflightStep = Callable[[Worker, Path, StoredFeeds], object]
 def worker() -> Iterator[Worker]:
     """With the engine whose models say how they misbehave."""
     environment = {"PYTHONPATH": os.pathsep.join([str(ENGINES), *sys.path])}
-    with Worker("faulty_engine:FaultyEngine", SessionOptions(), environment=environment) as worker:
+    place = LocalHost(variables=environment)
+    with Worker("faulty_engine:FaultyEngine", SessionOptions(), host=place) as worker:
         yield worker
 
 

@@ -307,7 +307,7 @@ def test_an_interrupted_run_does_not_cost_what_an_earlier_one_proved(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(CandidateEvaluator, "answer_all", interrupt)
+    monkeypatch.setattr(CandidateEvaluator, "answer", interrupt)
     again = simulated(model, run, preset="default", seed=5)
     assert again.summary.speedup == whole.summary.speedup
     assert again.placement == whole.placement

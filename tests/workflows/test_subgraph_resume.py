@@ -20,6 +20,7 @@ import psutil
 import pytest
 from benchmarks.subgraph_models import random_model
 
+from qdqtune.engines._worker import Worker
 from qdqtune.records._errors import OutputError
 from qdqtune.records._tuning import BY_TOTAL, Batch, SchemeTimes, SubgraphTimes, TuneResult
 from qdqtune.search.subgraphs._assembly import ObservedCosts
@@ -67,8 +68,10 @@ def profiled(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     seen: Counter[str] = Counter()
     profile = SubgraphProfiler.profile
 
-    def watched(profiler: SubgraphProfiler, subgraph: Subgraph, *given: Any) -> SubgraphTimes:
-        times = profile(profiler, subgraph, *given)
+    def watched(
+        profiler: SubgraphProfiler, worker: Worker, subgraph: Subgraph, *given: Any
+    ) -> SubgraphTimes:
+        times = profile(profiler, worker, subgraph, *given)
         seen[subgraph.key] += 1
         return times
 

@@ -7,9 +7,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -26,7 +27,7 @@ from qdqtune.records._errors import EngineError, OutputError, UsageError
 from qdqtune.records._placement import Placement
 from qdqtune.records._tuning import Summary, TuneEvent, TuneResult
 from qdqtune.report._tuning import plan_text
-from qdqtune.search.strategies._strategy import Score, Trial
+from qdqtune.search.strategies._strategy import Score
 from qdqtune.testing.simulated import QUIET
 from qdqtune.workflows._export import list_candidates
 from qdqtune.workflows._insert import insert
@@ -524,16 +525,14 @@ def test_an_engine_that_fails_midway_leaves_the_best_so_far(
 ) -> None:
     from qdqtune.workflows.tuning._search import CandidateEvaluator
 
-    answer_all = CandidateEvaluator.answer_all
+    answer = CandidateEvaluator.answer
 
-    def failing(
-        self: CandidateEvaluator, trials: Sequence[Trial], most: int | None = None
-    ) -> list[list[Score]]:
+    def failing(self: CandidateEvaluator, *given: Any) -> list[list[Score]]:
         if self.benchmarks >= 3:
             raise EngineError("The engine is gone.", "Look for it.")
-        return answer_all(self, trials, most)
+        return answer(self, *given)
 
-    monkeypatch.setattr(CandidateEvaluator, "answer_all", failing)
+    monkeypatch.setattr(CandidateEvaluator, "answer", failing)
     result = simulated(resnet, output_dir=tmp_path / "run")
     assert result.summary.stopped == "engine failed"
     assert result.model.exists()

@@ -81,7 +81,7 @@ class LocalHost:
 
     Attributes:
         cores: The cores that the process may run on; all if empty.
-        variables: Environment variables that select its devices.
+        variables: Environment variables of the process, such as those that select its devices.
         memory_bytes: The most that a process may take, if several share the machine's memory.
         name: What it is called in messages and records.
     """

@@ -80,8 +80,9 @@ class WorkerPool:
         self.listener: Callable[[], None] = lambda: None
         self._is_busy = False
         for member in self.members:
-            member.worker.clock = workers[0].clock
-            member.worker.on_host_lost = functools.partial(self._lost_while_idle, member)
+            process = member.worker.process
+            process.clock = workers[0].process.clock
+            process.on_host_lost = functools.partial(self._lost_while_idle, member)
 
     def __len__(self) -> int:
         return len(self.active)
@@ -111,7 +112,7 @@ class WorkerPool:
         """Give an idle worker no more jobs, and end its process."""
         _logger.warning("%s is left out: %s", member.name, why)
         member.left_out = why
-        member.worker.end()
+        member.worker.process.end()
         self._keep_first()
 
     def close(self) -> None:
@@ -128,9 +129,9 @@ class WorkerPool:
         first = self.members[0]
         if first.left_out and self.active:
             last = self.active[-1]
-            last.worker.end()
-            hosts = first.worker.host, last.worker.host
-            last.worker.host, first.worker.host = hosts
+            own, other = first.worker.process, last.worker.process
+            other.end()
+            own.host, other.host = other.host, own.host
             last.left_out, first.left_out = first.left_out, ""
             last.jobs, first.jobs = first.jobs, last.jobs
 
@@ -235,12 +236,12 @@ class WorkerPool:
     def _stop(self, busy: int, ended: queue.SimpleQueue[_Ended[_T]]) -> None:
         """Interrupt all workers, and wait until their threads have ended."""
         for member in self.members:
-            member.worker.stop()
+            member.worker.process.stop()
         for _ in range(busy):
             ended.get()
         for member in self.members:
             member.doing = ""
-            member.worker.go_on()
+            member.worker.process.resume()
 
 
 def _is_host_lost(error: BaseException) -> bool:

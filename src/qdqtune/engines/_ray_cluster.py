@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import json
 import math
+import os
 import signal
 import socket
 import threading
@@ -37,15 +38,23 @@ _HOW_TO_CHECK = (
 )
 _REACHED_WITHIN_S = 5.0
 _DESCRIBED_WITHIN_S = 120.0
+_SETTINGS = {
+    # If what answers is no cluster, it would be tried for a quarter of an hour.
+    "RAY_NUM_REDIS_GET_RETRIES": "1",
+    # Forks of this program never use the connection, and need not hear of it.
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
+}
 # A node that has not answered for so much longer than its engine may take is lost.
 _GRACE_S = 30.0
 _PLACED_WITHIN_S = 60.0
 _CHUNK_BYTES = 1 << 25
 # Smaller parts go with the request instead of through the object store.
 _SMALL_BYTES = 1 << 20
+# What not all workers have asked for is dropped beyond this, and stored again if they do.
+_MOST_STORED_BYTES = 1 << 30
 # A node has folders of its own for these.
 _FOLDERS = frozenset({LOGS, PLANS, SCRATCH, "TMPDIR"})
-_ONCE = "once.npz"
+_ONCE, _FEEDS = "once.npz", ".npz"
 # Requests, writes and the order to end them come at the same time.
 _CONCURRENCY = 4
 
@@ -62,6 +71,8 @@ def connected(address: str) -> Iterator[Cluster]:
     Raises:
         UsageError: If Ray is not installed, or the cluster can't be reached.
     """
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
     try:
         ray = importlib.import_module("ray")
     except ImportError:
@@ -73,8 +84,8 @@ def connected(address: str) -> Iterator[Cluster]:
             try:
                 ray.init(address=address, log_to_driver=False, logging_level="error")
             except Exception as error:  # it raises many kinds
-                why = str(error).strip().splitlines()
-                reason = why[0] if why else type(error).__name__
+                why = [line.strip() for line in str(error).splitlines() if line.strip()]
+                reason = " ".join(why[:2]) or type(error).__name__
                 raise UsageError(
                     f"The Ray cluster {address} can't be used: {reason}", _HOW_TO_CHECK
                 ) from None
@@ -219,7 +230,9 @@ class Cluster:
             except Exception as error:  # such as a node without qdqtune
                 last = str(error).strip().splitlines()[-1:] or [type(error).__name__]
                 facts = {"reason": f"does not answer: {last[0]}"}
-            name = node.get("NodeManagerAddress") or node["NodeID"][:8]
+            address = node.get("NodeManagerAddress", "")
+            is_shared = sum(other.get("NodeManagerAddress") == address for other in alive) > 1
+            name = f"{address} {node['NodeID'][:6]}" if is_shared else address
             found.append(_Node(node["NodeID"], name, node["Resources"], facts))
         return sorted(found, key=lambda node: (node.name, node.node_id))
 
@@ -252,12 +265,7 @@ def _places(
             cores = range(turn * threads, (turn + 1) * threads)
         name = node.name if parts == 1 else f"{node.name} #{turn + 1}"
         places.append(Place(node.node_id, name, cores, parts))
-    names = [place.name for place in places]
-    return [  # nodes of a test cluster share an address
-        place if names.count(place.name) == 1
-        else place._replace(name=f"{place.name} {place.node_id[:6]}")
-        for place in places
-    ]  # fmt: skip
+    return places
 
 
 def _check_clocks(nodes: Sequence[_Node]) -> None:
@@ -321,6 +329,8 @@ class FileSender:
                 self.stored_bytes += length
             if waiting > 1:  # the last one gets it; then the store may drop it
                 self._stored[key] = (ref, waiting - 1)
+            while sum(length for *_, length in self._stored) > _MOST_STORED_BYTES:
+                del self._stored[next(iter(self._stored))]
             return ref
 
 
@@ -402,18 +412,25 @@ class RayHost:
             path: The file.
             folder: The folder that it is in, or one above it; the node has one for each.
         """
-        digest = hashlib.blake2b(str(folder).encode(), digest_size=8).hexdigest()
-        name, found = f"{digest}/{path.relative_to(folder)}", path.stat()
+        name, found = _name_there(path, folder), path.stat()
         inode, written, there = self._sent.get(path, (0, 0, 0))
         now = found.st_ino, found.st_mtime_ns, found.st_size
         if now == (inode, written, there):
             return name
+        self._remove_feeds()
         # Weights are only ever appended to a shared file; any other file is a new one.
         is_longer = path.name == WEIGHTS_FILE and inode == found.st_ino and there < found.st_size
         start = there if is_longer else 0
         self._write(path, name, found.st_ino, start, found.st_size)
         self._sent[path] = now
         return name
+
+    def _remove_feeds(self) -> None:
+        """Remove inputs from the node that are gone here."""
+        gone = [path for path in self._sent if path.suffix == _FEEDS and not path.exists()]
+        for path in gone:
+            del self._sent[path]
+            self.tell("remove", _name_there(path, path.parent))
 
     def send_once(self, path: Path) -> str:
         """Write a file that is read once to the node, over the last such file."""
@@ -433,6 +450,11 @@ class RayHost:
                 self.ray.get(actor.close.remote(), timeout=_REACHED_WITHIN_S)
             with contextlib.suppress(Exception):
                 self.ray.kill(actor)
+
+
+def _name_there(path: Path, folder: Path) -> str:
+    digest = hashlib.blake2b(str(folder).encode(), digest_size=8).hexdigest()
+    return f"{digest}/{path.relative_to(folder)}"
 
 
 @dataclass

@@ -103,6 +103,14 @@ class EngineNode:
             file.seek(offset)
             file.write(content)
 
+    def remove(self, name: str) -> None:
+        """Remove a file.
+
+        Args:
+            name: Where, within the node's folder.
+        """
+        self._path(name).unlink(missing_ok=True)
+
     def request(self, number: int, op: str, timeout_s: float, arguments: str) -> tuple[str, bytes]:
         """Make a request to the process.
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import threading
-import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._entries import EngineEntry
-from qdqtune.engines._hosts import EngineProcess, Host, LocalHost
+from qdqtune.engines._hosts import Host, LocalHost
 from qdqtune.engines._interface import InputSpec, SessionOptions
 from qdqtune.engines._process import (
     FailureKind,
@@ -33,6 +31,7 @@ from qdqtune.engines._worker_environment import (
     read_arrays,
     write_arrays,
 )
+from qdqtune.engines._worker_process import ProcessSettings, WorkerProcess
 from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._external_data import is_small
 from qdqtune.records._measurement import EngineInfo, LayerTime, Measurement
@@ -92,28 +91,6 @@ class WorkerTotals:
     deaths_by_layers: int = 0
 
 
-class WaitClock:
-    """Sums the time in which at least one of several workers is waited for."""
-
-    def __init__(self) -> None:
-        self.total_s = 0.0
-        self._waiting = 0
-        self._since_s = 0.0
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._waiting:
-                self._since_s = time.monotonic()
-            self._waiting += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._waiting -= 1
-            if not self._waiting:
-                self.total_s += time.monotonic() - self._since_s
-
-
 class Worker:
     """An engine in a child process, under the resource limits in effect where it is created.
 
@@ -123,7 +100,6 @@ class Worker:
         timeout_s: Default limit for each request; None for the user's limit, or else the engine's.
             No request may take longer than the user's limit.
         log_path: File for the engine's output, limited in size.
-        environment: Variables set in the child in addition to the inherited ones.
         scratch: Parent of its folder for inputs and outputs; None for the system's temporary
             folder.
         plans: Folder in which engines keep what they have built, for other workers; None to keep
@@ -137,9 +113,7 @@ class Worker:
         options: Default options for opening models.
         timeout_s: Default limit for each request.
         totals: The time it has spent so far.
-        clock: Sums the time for which callers wait; several workers can share one.
-        host: Where the child runs; another one holds from the next child on.
-        on_host_lost: Called with the reason when the host is gone.
+        process: The child, which is started when it is needed.
 
     Everything that can fail inside the engine raises ``WorkerFailure``; ``measure`` and
     ``qdqtune.engines._comparison.compare_files`` turn it into a failed ``Measurement``.
@@ -152,7 +126,6 @@ class Worker:
         *,
         timeout_s: float | None = None,
         log_path: Path | None = None,
-        environment: Mapping[str, str] | None = None,
         scratch: Path | None = None,
         plans: Path | None = None,
         opening: int = 0,
@@ -160,28 +133,21 @@ class Worker:
     ) -> None:
         is_path = ":" in engine
         entry = EngineEntry(engine, "") if is_path else registry.entry(engine)
-        self.host = host or LocalHost()
-        self.on_host_lost: Callable[[str], None] = lambda _: None
-        self._worker_class = engine
+        host = host or LocalHost()
+        worker_class = engine
         if not is_path:  # on another machine, its own installation counts
-            known = registry.worker_class(engine) if self.host.is_here else entry.worker_class
-            self._worker_class = known
+            worker_class = registry.worker_class(engine) if host.is_here else entry.worker_class
         limits = current_limits()
         set_s = timeout_s or limits.timeout_s
         self.engine = engine
         self.options = options or SessionOptions()
         self.timeout_s = set_s or entry.open_limit_s
         self.totals = WorkerTotals()
-        self.clock = WaitClock()
         self._small_limit_s = None if set_s else entry.small_limit_s
         self._longest_s = limits.timeout_s
         self._folder = TemporaryFolder(scratch)
-        self._memory_bytes = limits.memory_bytes
-        self._log_path = log_path
-        self._others: dict[str, Any] = {
-            "log_path": log_path, "environment": environment, "scratch": scratch, "plans": plans,
-        }  # fmt: skip
-        self._variables = {
+        self._others: dict[str, Any] = {"log_path": log_path, "scratch": scratch, "plans": plans}
+        variables = {
             # Opening and closing hundreds of sessions must not fragment memory over many heaps.
             "MALLOC_ARENA_MAX": "1",
             SCRATCH: str(self.scratch),
@@ -189,13 +155,10 @@ class Worker:
             LOGS: str(log_path.parent.absolute()) if log_path is not None else "",
             OPENING: str(opening),
             PLANS: str(plans.absolute()) if plans is not None else "",
-            **(environment or {}),
         }
-        self._is_stopped = False
-        self._child: EngineProcess | None = None
-        self._generation = 0
+        settings = ProcessSettings(worker_class, variables, log_path, limits.memory_bytes)
+        self.process = WorkerProcess(host, settings)
         self._stored = 0
-        self._lock = threading.Lock()
 
     def __enter__(self) -> Worker:
         return self
@@ -203,16 +166,15 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def host(self) -> Host:
+        """Where the child runs."""
+        return self.process.host
+
     def close(self) -> None:
         """Ends the child and removes the scratch folder."""
-        self.end()
+        self.process.end()
         self._folder.cleanup()
-
-    def end(self) -> None:
-        """Ends the child; the next request starts another one."""
-        if self._child is not None:
-            self._child.close()
-            self._child = None
 
     def sibling(self, opening: int) -> Worker:
         """Return a worker like this one, with a process of its own in the same place.
@@ -220,27 +182,12 @@ class Worker:
         Args:
             opening: Index of its process among those of one comparison.
         """
-        other = Worker(
+        other = type(self)(
             self.engine, self.options, timeout_s=self.timeout_s, opening=opening, host=self.host,
             **self._others,
         )  # fmt: skip
-        other.on_host_lost = self.on_host_lost
+        other.process.on_host_lost = self.process.on_host_lost
         return other
-
-    def stop(self) -> None:
-        """Make the request that another thread waits for, and all later ones, end in an interrupt.
-
-        They raise KeyboardInterrupt, until `go_on`.
-        """
-        self._is_stopped = True
-        if (child := self._child) is not None:
-            child.interrupt()
-
-    def go_on(self) -> None:
-        """Take requests again after `stop`, in a new child."""
-        if self._is_stopped:
-            self.end()
-        self._is_stopped = False
 
     @property
     def scratch(self) -> Path:
@@ -250,7 +197,7 @@ class Worker:
     @property
     def pid(self) -> int | None:
         """Process id of the child; None while there is none."""
-        return None if self._child is None else self._child.pid
+        return None if self.process.child is None else self.process.child.pid
 
     def info(
         self, options: SessionOptions | None = None, *, timeout_s: float | None = None
@@ -274,7 +221,7 @@ class Worker:
             "open", read_opened, timeout_s, path=full, options=chosen.to_dict()
         )
         self.totals.building_s += build_s
-        return OpenModel(full, inputs, build_s, session, self._generation)
+        return OpenModel(full, inputs, build_s, session, self.process.generation)
 
     @contextlib.contextmanager
     def opened(
@@ -406,15 +353,7 @@ class Worker:
         return Measurement(tuple(samples), error, build_s, self.totals.timing_s - timing_s)
 
     def _holds(self, model: OpenModel) -> bool:
-        return self._child is not None and model.generation == self._generation
-
-    def _started(self) -> EngineProcess:
-        if self._child is None:
-            self._child = self.host.start(
-                self._worker_class, self._variables, self._log_path, self._memory_bytes
-            )
-            self._generation += 1
-        return self._child
+        return self.process.child is not None and model.generation == self.process.generation
 
     def _ask(
         self,
@@ -433,26 +372,7 @@ class Worker:
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         if self._longest_s is not None:
             limit_s = min(limit_s, self._longest_s)
-        with self._lock:
-            if self._is_stopped:
-                raise KeyboardInterrupt
-            try:
-                child = self._started()
-                with self.clock:
-                    reply = child.request(op, limit_s, **arguments)
-            except WorkerFailure as failure:
-                if failure.kind is not FailureKind.ERROR:
-                    self._child = None
-                if self._is_stopped:
-                    raise KeyboardInterrupt from None
-                if failure.kind is FailureKind.HOST:
-                    self.on_host_lost(str(failure))
-                raise
-            except BaseException:
-                if self._child is not None:
-                    self._child.kill()
-                    self._child = None
-                raise
+        reply = self.process.request(op, limit_s, arguments)
         try:
             return read(reply)
         except (KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:

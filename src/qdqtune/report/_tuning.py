@@ -69,6 +69,7 @@ def tune_text(result: TuneResult) -> str:
         *busy_lines(summary.contention),
         *_accuracy(summary),
         *_effort(summary),
+        *_workers(summary),
         *_files(result),
         *([summary.latency_warning] if summary.latency_warning else []),
     ]
@@ -282,6 +283,18 @@ def _effort(summary: Summary) -> list[str]:
     if summary.stopped in STOPPED and is_begun:
         lines.append(STOPPED[summary.stopped])
     return lines
+
+
+def _workers(summary: Summary) -> list[str]:
+    """Say what each of several workers did, and which were left out."""
+    done = (f"{each.name} {each.jobs} jobs" for each in summary.workers)
+    return [
+        *([f"Timed side by side: {', '.join(done)}."] if summary.workers else []),
+        *(
+            f"{each.name.capitalize()} was left out: {each.left_out}."
+            for each in summary.workers if each.left_out
+        ),
+    ]  # fmt: skip
 
 
 def _files(result: TuneResult) -> list[str]:

@@ -20,6 +20,7 @@ from onnx.reference import ReferenceEvaluator
 
 from qdqtune import zoo
 from qdqtune.calibration._random_inputs import random_inputs
+from qdqtune.engines._hosts import LocalHost
 from qdqtune.engines._interface import SessionOptions
 from qdqtune.engines._worker import FailureKind, OpenModel, Worker, WorkerFailure
 from qdqtune.graph._index import GraphIndex
@@ -265,7 +266,10 @@ class Bench:
         self.engine = engine
         self.folder = folder
         self.worker = Worker(
-            engine.name, engine.options, timeout_s=_TIMEOUT_S, environment=engine.environment
+            engine.name,
+            engine.options,
+            timeout_s=_TIMEOUT_S,
+            host=LocalHost(variables=engine.environment),
         )
 
     @functools.cached_property

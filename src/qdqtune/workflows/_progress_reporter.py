@@ -30,7 +30,6 @@ class ProgressReporter:
     def __init__(self, callbacks: Sequence[Callback], budget_s: float | None = None) -> None:
         self.workers: list[Worker] = []
         self._pool: WorkerPool | None = None
-        self._stage = ""
         self._callbacks = callbacks
         self._budget_s = budget_s
         self._start = time.monotonic()
@@ -47,7 +46,7 @@ class ProgressReporter:
             what, done = "; ".join(doing), sum(member.jobs for member in self._pool.members)
             self._emit(
                 TuneEvent(
-                    self._stage, what, speedup=self._speedup, seconds=self.elapsed_s, done=done,
+                    "workers", what, speedup=self._speedup, seconds=self.elapsed_s, done=done,
                     workers=doing,
                 )
             )  # fmt: skip
@@ -94,7 +93,6 @@ class ProgressReporter:
             eta_s = max(0, planned - known - benchmarks) * each_s + rest_s
             eta_s = min(eta_s, max(0.0, self.left_s))
         self._speedup = self._speedup if speedup is None else speedup
-        self._stage = stage
         _logger.info("%s: %s", stage, message)
         self._emit(
             TuneEvent(
@@ -142,7 +140,7 @@ class ProgressReporter:
 
     def seconds(self) -> Seconds:
         """Return how the time was spent so far."""
-        total, clocks = self.elapsed_s, {worker.clock for worker in self.workers}
+        total, clocks = self.elapsed_s, {worker.process.clock for worker in self.workers}
         return Seconds(
             total=total,
             building=sum(worker.totals.building_s for worker in self.workers),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from qdqtune.engines._hosts import LocalHost
 from qdqtune.engines._worker import Worker
 
 ENGINE = "qdqtune.engines.tensorrt._engine:TensorRtEngine"
@@ -61,8 +62,10 @@ class StandInWorkers:
             ENGINE,
             timeout_s=30.0,
             log_path=self.folder / version / "worker.log",
-            environment=api_environment(
-                version, self.folder / "caches", fault=f"file:{self._fault}"
+            host=LocalHost(
+                variables=api_environment(
+                    version, self.folder / "caches", fault=f"file:{self._fault}"
+                )
             ),
             **given,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -35,7 +36,7 @@ _SWITCHES = {"fusion": "fuses", "layout": "has_layouts"}
 # Fields of a profile by the option that sets them.
 _OVERRIDES = {**_SWITCHES, "build_s": "build_s", "build_kernel_s": "build_kernel_s"}
 _NOISE = tuple(entry.name for entry in fields(Noise))
-KEYS = ("profile", *_OVERRIDES, "seed", "plan_cache", *_NOISE)
+KEYS = ("profile", *_OVERRIDES, "wait", "seed", "plan_cache", *_NOISE)
 """All options."""
 
 QUIET: dict[str, str] = {"noise": "0", "drift": "0", "spikes": "0", "offset": "0"}
@@ -60,12 +61,14 @@ class Settings:
         seed: Seed of the noise.
         noise: How noisy the machine is.
         plan_cache: Folder that caches builds; empty for none.
+        waits: Whether building takes real time, too.
     """
 
     profile: Profile = DEFAULT_PROFILE
     seed: int = 0
     noise: Noise = field(default_factory=Noise)
     plan_cache: str = ""
+    waits: bool = False
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Settings:
@@ -77,8 +80,8 @@ class Settings:
         for key in options:
             check_known("option", key, KEYS)
         profile = profile_named(options.get("profile", DEFAULT_PROFILE.name))
-        texts = {**cls(profile).to_options(), **options}
-        for key in _SWITCHES:
+        texts = {"wait": "0", **cls(profile).to_options(), **options}
+        for key in (*_SWITCHES, "wait"):
             if texts[key] not in ("0", "1"):
                 raise ValueError(f"{key} is '{texts[key]}'; it is 0 or 1")
         if not texts["seed"].isdecimal():
@@ -89,7 +92,8 @@ class Settings:
             name: bool(numbers[key]) if key in _SWITCHES else numbers[key]
             for key, name in _OVERRIDES.items()
         }
-        return cls(replace(profile, **overrides), int(texts["seed"]), noise, texts["plan_cache"])
+        own, waits = replace(profile, **overrides), texts["wait"] == "1"
+        return cls(own, int(texts["seed"]), noise, texts["plan_cache"], waits)
 
     def to_options(self) -> dict[str, str]:
         """Return all options as text, including defaults."""
@@ -99,6 +103,7 @@ class Settings:
             **{key: f"{getattr(machine, name):g}" for key, name in _OVERRIDES.items()},
             "seed": str(self.seed),
             "plan_cache": self.plan_cache,
+            **({"wait": "1"} if self.waits else {}),
             **{key: f"{value:g}" for key, value in asdict(self.noise).items()},
         }
 
@@ -112,7 +117,7 @@ def _number(key: str, text: str) -> float:
 
 
 class SimulatedEngine:
-    """Opens models on simulated machines. Nothing waits: time is virtual."""
+    """Opens models on simulated machines. Time is virtual: nothing waits unless it is told to."""
 
     def __init__(self) -> None:
         self._machines: dict[Settings, Machine] = {}
@@ -175,7 +180,10 @@ class SimulatedSession:
         self._noise = machine.run_noise(self._digest)
         self._kernels: tuple[Kernel, ...] | None = None
         self._signature = signature_of(self._proto)
-        machine.clock_s += self._building_s(settings)
+        building_s = self._building_s(settings)
+        machine.clock_s += building_s
+        if settings.waits:
+            time.sleep(building_s)
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:

@@ -36,7 +36,7 @@ from qdqtune.workflows.tuning._journal_format import (
 )
 
 _Comparison = tuple[str, str, str]
-_TrialRun = tuple[str, str, tuple[str, ...]]
+_TrialRun = tuple[str, str, str, tuple[str, ...]]
 
 # A crash or a hang may be the machine's fault: it counts once two runs have seen it.
 _ASSUMED = 2
@@ -107,7 +107,9 @@ class Measurements:
         """Whether a comparison was made before."""
         return (reference, candidate, effort) in self._scores
 
-    def rounds(self, reference: str, candidates: Sequence[str], effort: str) -> list[Round]:
+    def rounds(
+        self, reference: str, candidates: Sequence[str], effort: str, worker: str = ""
+    ) -> list[Round]:
         """Return the recorded rounds of an interrupted comparison.
 
         Args:
@@ -115,11 +117,14 @@ class Measurements:
             candidates: Keys of the candidates. If they ran together with others, whose outcome was
                 recorded before the end, it is the same comparison.
             effort: The effort of the comparison.
+            worker: The worker that continues it, if there are several: those of another one
+                belong to another comparison.
         """
         wanted = [self.names.get(candidate, "") for candidate in candidates]
         best: list[Round] = []
-        for (against, how, names), rounds in self._rounds.items():
-            is_it = (against, how) == (reference, effort) and set(wanted) <= set(names)
+        here = (reference, effort, worker)
+        for (*where, names), rounds in self._rounds.items():
+            is_it = tuple(where) == here and set(wanted) <= set(names)
             if is_it and len(rounds) > len(best):
                 places = [names.index(name) for name in wanted]
                 best = [_part(each, places) for each in rounds]
@@ -143,7 +148,8 @@ class Measurements:
         elif kind == "adopted":
             self.earlier_s += body["seconds"]
         elif kind == "round":
-            compared = (body["reference"], body["effort"], tuple(body["candidates"]))
+            where = body["reference"], body["effort"], body.get("worker", "")
+            compared = (*where, tuple(body["candidates"]))
             numbers = tuple(body["latencies_ms"]), tuple(body["log_ratios"])
             self._rounds.setdefault(compared, []).append(Round(body["baseline_ms"], *numbers))
         elif kind == "measurement":
@@ -244,7 +250,12 @@ class Journal(Measurements):
             self._record({"kind": "file", "id": name, "key": key, "digest": digest}, force=False)
 
     def add_round(
-        self, reference: str, candidates: Sequence[str], effort: str, played: Round
+        self,
+        reference: str,
+        candidates: Sequence[str],
+        effort: str,
+        played: Round,
+        worker: str = "",
     ) -> None:
         """Record a round of a comparison, so that a kill can't lose more than one.
 
@@ -260,6 +271,7 @@ class Journal(Measurements):
                 "baseline_ms": played.baseline_ms,
                 "latencies_ms": list(played.latencies_ms),
                 "log_ratios": list(played.log_ratios),
+                **({"worker": worker} if worker else {}),
             },
             force=False,
         )

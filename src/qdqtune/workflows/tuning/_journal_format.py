@@ -119,6 +119,7 @@ _OPTIONAL: dict[str, _Check] = {
     "at_s": _is_seconds,
     "id": lambda value: value == "" or _is_candidate_id(value),
     "sha256": _is_text,
+    "worker": _is_text,
 }
 # Required fields of each kind of line; unlisted kinds are not checked.
 _FIELDS: dict[str, dict[str, _Check]] = {

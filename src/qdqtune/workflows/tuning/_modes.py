@@ -294,7 +294,10 @@ def subgraph_problem(run: TuningRun, baseline: Baseline, calibration: Calibratio
             stopped = profiler.profile_all(subgraphs, _most(run), measure_float=not is_slow)
             _share(run, profiler)
             done = replace(
-                done, benchmarks=profiler.benchmarks, failed=profiler.failed, stopped=stopped
+                done,
+                benchmarks=profiler.counts.benchmarks,
+                failed=profiler.counts.failed,
+                stopped=stopped,
             )
             found = make_units(subgraphs, cache.subgraphs, planner)
         choices = make_choices(found, subgraphs, cache.subgraphs, planner, grouping.ruled)

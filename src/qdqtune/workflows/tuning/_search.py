@@ -113,11 +113,7 @@ class CandidateEvaluator:
             s for s in trial.candidates if not self.journal.knows(reference, self.key(s), effort)
         ]
 
-    def answer(self, trial: Trial, most: int | None = None) -> list[Score]:
-        """Return one score per candidate of a trial; see `answer_all`."""
-        return self.answer_all([trial], most)[0]
-
-    def answer_all(self, trials: Sequence[Trial], most: int | None = None) -> list[list[Score]]:
+    def answer(self, trials: Sequence[Trial], most: int | None = None) -> list[list[Score]]:
         """Return one score per candidate of each trial; those in the journal are not measured.
 
         The others are measured side by side, each trial by one worker.
@@ -348,8 +344,10 @@ class _TrialRun:
         everyone, preset = tuple(self._states), evaluator.run.request.preset
         wanted, seconds = preset.rounds[effort], preset.seconds[effort]
         with evaluator.lock:
-            known = evaluator.journal.rounds(self._reference, self._keys(everyone), self._how)
-        self._rounds[everyone] = known
+            known = evaluator.journal.rounds(
+                self._reference, self._keys(everyone), self._how, self._worker
+            )
+        self._rounds = {everyone: known}
         if len(known) >= wanted and not evaluator.problem.wants_layers:
             self._score(everyone, {})
             return self._scores
@@ -392,7 +390,8 @@ class _TrialRun:
         self._rounds.setdefault(states, []).append(round_)
         with self._evaluator.lock:
             journal = self._evaluator.journal
-            journal.add_round(self._reference, self._keys(states), self._how, round_)
+            keys = self._keys(states)
+            journal.add_round(self._reference, keys, self._how, round_, self._worker)
 
     def saw_failure(self, model: int, error: str, *, refused: bool) -> None:
         """Record a failure at once, so that a resumed run does not repeat it."""
@@ -623,7 +622,7 @@ def _answer(
     budget, reporter = evaluator.run.budget, evaluator.run.reporter
     most, trial = max(missing), trials[0]
     if not most:
-        return evaluator.answer_all(trials), True
+        return evaluator.answer(trials), True
     is_first = trial.stage == SEEDS
     fitting = budget.fitting(most, trial.effort, least=is_first)
     if fitting < most and not (is_first and fitting):
@@ -633,7 +632,7 @@ def _answer(
         what = f"building and timing {_candidates(sum(min(each, fitting) for each in missing))}"
         _tell(evaluator, trial, f"{what}, about {expected_s:.0f} s")
     began_s = reporter.elapsed_s
-    scores = evaluator.answer_all(trials, fitting)
+    scores = evaluator.answer(trials, fitting)
     budget.saw_trial(fitting, trial.effort, reporter.elapsed_s - began_s)
     return scores, fitting == most
 

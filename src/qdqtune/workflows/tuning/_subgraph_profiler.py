@@ -77,6 +77,32 @@ _NOT_IN_NAMES = re.compile(r"\W+")
 
 
 @dataclass
+class ProfilerCounts:
+    """What a profiler has done so far.
+
+    Attributes:
+        benchmarks: Forms of subgraphs that were built and timed.
+        failed: Those that the engine refused.
+    """
+
+    benchmarks: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True)
+class _SharedTimes:
+    """What is timed once for all subgraphs, by the worker that needs it first.
+
+    Attributes:
+        lock: Held while it is timed; the other workers wait for it.
+        conversions_ms: One direction, by type and shape.
+    """
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    conversions_ms: dict[tuple[ir.DataType, tuple[int, ...]], float] = field(default_factory=dict)
+
+
+@dataclass
 class SubgraphProfiler:
     """Times subgraphs of a model until all are known, or the run ends.
 
@@ -89,8 +115,7 @@ class SubgraphProfiler:
         index: The model, with all shapes known.
         dims: Shapes of tensors as in the model, including open dims.
         ranges: Smallest and largest shapes of tensors, if given.
-        benchmarks: Forms of subgraphs that were built and timed.
-        failed: Number of forms that the engine refused.
+        counts: What it has done so far.
         added: Times of subgraphs that were not known before.
     """
 
@@ -101,15 +126,13 @@ class SubgraphProfiler:
     index: GraphIndex
     dims: Mapping[str, Dims | None]
     ranges: Mapping[str, Shapes]
-    benchmarks: int = field(default=0, init=False)
-    failed: int = field(default=0, init=False)
+    counts: ProfilerCounts = field(default_factory=ProfilerCounts, init=False)
     added: list[SubgraphTimes] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self._store = WeightStore(self.run.folder / SUBGRAPHS, keep_index=True)
-        self._conversions: dict[tuple[ir.DataType, tuple[int, ...]], float] = {}
-        # Held while subgraphs are written and counted, and while something is timed for them all.
-        self._lock, self._shared_lock = threading.Lock(), threading.Lock()
+        self._shared = _SharedTimes()
+        self._lock = threading.Lock()  # held while subgraphs are written and counted
 
     def profile_all(
         self, subgraphs: Sequence[Subgraph], candidates: int, *, measure_float: bool
@@ -308,8 +331,8 @@ class SubgraphProfiler:
             take_layers=take_layers,
         )
         with self._lock:
-            self.benchmarks += len(files)
-            self.failed += sum(not each.ok for each in measured)
+            self.counts.benchmarks += len(files)
+            self.counts.failed += sum(not each.ok for each in measured)
         return measured
 
     def _from_total(
@@ -330,12 +353,13 @@ class SubgraphProfiler:
 
     def conversion_ms(self, worker: Worker, tensor: str) -> float:
         """Return the milliseconds of one direction: half of what both together add to a model."""
-        with self._shared_lock:
+        with self._shared.lock:
             return self._conversion_ms_alone(worker, tensor)
 
     def _conversion_ms_alone(self, worker: Worker, tensor: str) -> float:
         kind = dtype, shape = self.index.dtype(tensor) or ir.DataType.FLOAT, self.size(tensor)
-        if kind not in self._conversions:
+        known = self._shared.conversions_ms
+        if kind not in known:
             name = f"conversion_{dtype.name.lower()}_{'x'.join(map(str, shape))}"
             folder = self.run.folder / SUBGRAPHS
             files = [folder / f"{name}.{each}.onnx" for each in ("none", "pair")]
@@ -349,8 +373,8 @@ class SubgraphProfiler:
             feeds = self._feeds(name, {"x": values.astype(dtype.numpy())})
             plain, both = self._time(worker, files, feeds)
             more_ms = both.latency_ms - plain.latency_ms if plain.ok and both.ok else 0.0
-            self._conversions[kind] = max(0.0, more_ms / 2)
-        return self._conversions[kind]
+            known[kind] = max(0.0, more_ms / 2)
+        return known[kind]
 
     def _checked(self, worker: Worker, times: SchemeTimes, content: Content) -> SchemeTimes:
         """Refuse a time that the products in a subgraph can't be computed in."""
@@ -358,7 +382,7 @@ class SubgraphProfiler:
         if times.error is not None or times.inside_ms >= least_ms:
             return times
         with self._lock:
-            self.failed += 1
+            self.counts.failed += 1
         told = (
             f"{times.inside_ms:.4f} ms can't be: the engine's fastest product would take at least "
             f"{least_ms:.4f} ms"
@@ -373,7 +397,7 @@ class SubgraphProfiler:
     def _large_ms(self, worker: Worker) -> float:
         """Return the milliseconds of a large product, which only a GPU computes in no time."""
         cache = self.cache
-        with self._shared_lock:
+        with self._shared.lock:
             if cache.large_ms is None:
                 is_fast = registry.entry(self.run.request.engine).keeps_builds
                 cache.keep_large_ms(self._time_large_product(worker) if is_fast else 0.0)

@@ -53,13 +53,13 @@ def open_hosts(config: TuneConfig, engine: str, tell: Tell) -> Iterator[Sequence
         tell(STAGE, f"connecting to the Ray cluster {config.cluster}")
         with connected(config.cluster) as cluster:
             hosts = cluster.hosts(engine, config.workers, config.threads)
-            tell(STAGE, f"{_count(config.workers)} on {', '.join(each.name for each in hosts)}")
+            tell(STAGE, _places(hosts))
             yield hosts
     elif config.workers == 1:
         yield [LocalHost()]
     else:
         hosts_here = local_hosts(engine, config.workers, config.threads)
-        tell(STAGE, f"{_count(config.workers)}: {', '.join(each.name for each in hosts_here)}")
+        tell(STAGE, _places(hosts_here))
         yield hosts_here
 
 
@@ -156,9 +156,11 @@ def check_together(
     if len(members) < 2:
         return
     tell(STAGE, "timing the model against itself on all of them at once")
-    found = pool.run([Job("noise check", check) for _ in members])
-    # A free worker takes the next job, so each of them had one.
-    slowdown = statistics.median(ms for _, ms in found) / alone_ms
+    # A free worker takes the next job, so each of them has one; more if another one was lost.
+    job = Job("noise check", lambda worker: (worker, check(worker)))
+    found = dict(pool.run([job] * len(members)))
+    members = [member for member in pool.active if member.worker in found]
+    slowdown = statistics.median(ms for _, ms in found.values()) / alone_ms
     tell(STAGE, f"the model takes {slowdown:.2f} times as long as on one worker alone")
     if slowdown > _MOST_SLOWDOWN:
         for member in members[1:]:
@@ -168,14 +170,14 @@ def check_together(
                 f"what is measured (limit {_MOST_SLOWDOWN:g})",
             )
         return
-    detectable = [noise.detectable for noise, _ in found]
-    for member, seen in zip(members, detectable, strict=True):
-        limit = max(_TOLERABLE, _MUCH_NOISIER * statistics.median_low(detectable))
-        if seen > limit:
+    typical = statistics.median_low(noise.detectable for noise, _ in found.values())
+    for member in reversed(members):  # the first one would take the place of the last
+        seen = found[member.worker][0].detectable
+        if seen > max(_TOLERABLE, _MUCH_NOISIER * typical):
             pool.leave_out(
                 member,
                 f"it sees differences from {100 * seen:.1f} % on, the others from "
-                f"{100 * statistics.median_low(detectable):.1f} % on",
+                f"{100 * typical:.1f} % on",
             )
 
 
@@ -188,5 +190,6 @@ def figures_of(pool: WorkerPool) -> tuple[WorkerFigures, ...]:
     )
 
 
-def _count(workers: int) -> str:
-    return f"{workers} worker{'s' * (workers != 1)}"
+def _places(hosts: Sequence[Host]) -> str:
+    names = dict.fromkeys(host.name for host in hosts)  # some are not told apart
+    return f"{len(hosts)} worker{'s' * (len(hosts) != 1)} on {', '.join(names)}"
