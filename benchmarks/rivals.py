@@ -30,6 +30,7 @@ from benchmarks.blankets import (
 from qdqtune.calibration._random_inputs import Feeds
 from qdqtune.engines._comparison import Allowance, Reopened, compare_reopened
 from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._pool import WorkerPool
 from qdqtune.engines._timing import median_interval
 from qdqtune.engines._worker import Worker
 
@@ -123,10 +124,10 @@ def in_turns(
         feeds: What they run on.
         budget_s: Seconds of timed runs of each file, in all processes together.
     """
-    found = compare_reopened(
-        lambda _: Worker(engine, SessionOptions(threads=1)),
-        list(files.values()), feeds, Allowance(budget_s, _REOPENING_S),
-    )  # fmt: skip
+    with Worker(engine, SessionOptions(threads=1)) as worker:
+        found = compare_reopened(
+            WorkerPool([worker]), list(files.values()), feeds, Allowance(budget_s, _REOPENING_S)
+        )
     return dict(zip(files, found, strict=True))
 
 

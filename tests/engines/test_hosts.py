@@ -23,15 +23,13 @@ def test_the_cores_that_may_be_used_are_those_of_this_process() -> None:
 
 @ONLY_LINUX
 @pytest.mark.parametrize("position", [0, -1])
-def test_a_worker_stays_on_its_core_and_so_do_its_siblings(position: int) -> None:
+def test_a_worker_stays_on_its_core_and_so_do_its_new_processes(position: int) -> None:
     core = usable_cores()[position]
-    with Worker("simulated", host=LocalHost([core])) as worker, worker.sibling(1) as sibling:
-        for each in (worker, sibling):
-            each.info()
-            assert psutil.Process(each.pid).cpu_affinity() == [core]
-        worker.process.end()  # a new process, too
-        worker.info()
-        assert psutil.Process(worker.pid).cpu_affinity() == [core]
+    with Worker("simulated", host=LocalHost([core])) as worker:
+        for opening in range(3):
+            worker.restart(opening)
+            worker.info()
+            assert psutil.Process(worker.pid).cpu_affinity() == [core]
     assert usable_cores() == sorted(os.sched_getaffinity(0))
 
 

@@ -14,6 +14,7 @@ from tests.conftest import model_from_text
 from qdqtune.engines import _comparison as reopened_comparison
 from qdqtune.engines._comparison import Allowance, combine, compare_reopened, is_faster
 from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._pool import WorkerPool
 from qdqtune.engines._timing import least_half_width
 from qdqtune.engines._worker import Worker
 from qdqtune.records._measurement import Comparison, Measurement, Verdict
@@ -26,23 +27,34 @@ def comparisons(*ratios: float, **more: Any) -> list[Comparison]:
     return [Comparison(r, 0.999 * r, 1.001 * r, 0.96, 20, margin=0.01, **more) for r in ratios]
 
 
+class PlayedWorker(Worker):
+    """A worker that never starts a process."""
+
+    opening = -1
+
+    def restart(self, opening: int) -> None:
+        self.opening = opening
+
+
 class Played:
     """Stands in for `compare_files`: what each process says, one after the other."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *processes: Any) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *processes: Any, workers: int = 1) -> None:
         self.processes = list(processes)
         self.now_s = 0.0
         self.opened: list[int] = []
         self.fewest: list[int] = []
+        self.pool = WorkerPool([PlayedWorker() for _ in range(workers)])
         monkeypatch.setattr(reopened_comparison, "compare_files", self)
         monkeypatch.setattr(reopened_comparison.time, "monotonic", lambda: self.now_s)
 
     def __call__(
         self, worker: Any, paths: list[str], feeds: Any, **how: Any
     ) -> tuple[list[Measurement], list[Comparison | None]]:
-        self.now_s += 10.0
+        self.opened.append(worker.opening)
+        self.now_s += 10.0 / len(self.pool)
         self.fewest.append(how["fewest_rounds"])
-        said = self.processes[min(len(self.opened), len(self.processes)) - 1]
+        said = self.processes[min(worker.opening, len(self.processes) - 1)]
         if said == "baseline fails":
             return [Measurement(error="it crashed")] * len(paths), [None] * (len(paths) - 1)
         found = [None if ratio is None else comparisons(ratio)[0] for ratio in said][
@@ -54,14 +66,10 @@ class Played:
         ]
         return [Measurement(((1.0,),)), *candidates], found
 
-    def worker(self, opening: int) -> Any:
-        self.opened.append(opening)
-        return type("Stub", (), {"close": lambda _: None})()
-
     def compare(self, files: int = 2, **allowed: Any) -> list[reopened_comparison.Reopened]:
         paths = [f"{n}.onnx" for n in range(files)]
         allowance = Allowance(1.0, **{"reopening_s": 1000.0, **allowed})
-        return compare_reopened(self.worker, paths, {}, allowance)
+        return compare_reopened(self.pool, paths, {}, allowance)
 
 
 def test_every_file_is_opened_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,6 +114,19 @@ def test_as_often_as_there_is_time(
     assert len(played.opened) == times
     assert found.comparison is not None
     assert found.comparison.openings == times
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8])
+@pytest.mark.parametrize(("reopening_s", "times"), [(1000.0, 5), (5.0, 1)])
+def test_several_workers_open_the_files_side_by_side(
+    workers: int, reopening_s: float, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ratios = [(1.10,), (1.12,), (1.08,), (1.11,), (1.09,)]
+    played = Played(monkeypatch, *ratios, workers=workers)
+    _, found = played.compare(reopening_s=reopening_s)
+    times = max(times, min(workers, 5))
+    assert sorted(played.opened) == list(range(times))
+    assert found.log_ratios == pytest.approx([math.log(each) for (each,) in ratios[:times]])
 
 
 def test_a_candidate_that_fails_in_any_process_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +185,8 @@ def test_a_simulated_machine_is_another_one_in_each_process(tmp_path: Path) -> N
     options = SessionOptions(engine_options={**QUIET, "offset": "0.02"})
 
     def latency_ms(opening: int) -> float:
-        with Worker("simulated", options, opening=opening) as worker:
+        with Worker("simulated", options) as worker:
+            worker.restart(opening)
             opened = worker.open(path)
             worker.feed(opened, feeds)
             return worker.time(opened, 1)[0]

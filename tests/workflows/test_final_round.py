@@ -12,6 +12,7 @@ import onnx
 import pytest
 
 from qdqtune.engines._comparison import Allowance, combine
+from qdqtune.engines._pool import WorkerPool
 from qdqtune.engines._timing import FEWEST_ROUNDS
 from qdqtune.engines._worker import Worker
 from qdqtune.graph._files import load_model
@@ -230,10 +231,9 @@ def test_without_time_the_fewest_rounds_are_played(tmp_path: Path) -> None:
     onnx.save(model_from_text("g (float[1,8] x) => (float[1,8] y) { y = Relu(x) }"), path)
     feeds = {"x": np.ones((1, 8), np.float32)}
 
-    def worker(opening: int) -> Worker:
-        return Worker("simulated", opening=opening)
-
-    (found,) = time_final(worker, path, [path], feeds, Allowance(0.0, reopening_s=0.0))
+    with Worker("simulated") as worker:
+        allowance = Allowance(0.0, reopening_s=0.0)
+        (found,) = time_final(WorkerPool([worker]), path, [path], feeds, allowance)
     assert isinstance(found, Timed)
     assert found.comparison.openings == 1
     assert found.comparison.pairs == FEWEST_ROUNDS

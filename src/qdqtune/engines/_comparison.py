@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
+from qdqtune.engines._pool import Job, WorkerPool
 from qdqtune.engines._timing import (
     FEWEST_ROUNDS,
     Blocks,
@@ -340,47 +341,48 @@ class Reopened:
 
 
 def compare_reopened(
-    new_worker: Callable[[int], Worker],
+    pool: WorkerPool,
     paths: Sequence[str | os.PathLike[str]],
     feeds: Feeds,
     allowance: Allowance,
+    told: Callable[[int], None] = lambda _: None,
 ) -> list[Reopened]:
-    """Time files against the first of them, interleaved, in one fresh process after another.
+    """Time files against the first of them, interleaved, in fresh processes.
 
-    A candidate that fails in one of the processes has failed. If the baseline fails, although it
-    ran before, that process is repeated once.
+    Each worker starts a process for itself, so that several of them are at it side by side. A
+    candidate that fails in one of the processes has failed. If the baseline fails, although it ran
+    before, that process is repeated once.
 
     Args:
-        new_worker: Creates the worker of a process by its number, from 0 on; it is closed here.
+        pool: The workers.
         paths: The baseline and its candidates.
         feeds: The inputs.
         allowance: The time limits.
+        told: Called with the number of processes that have ended, before more are started.
     """
     errors: dict[int, str] = {}
     found: list[dict[int, tuple[Measurement, Comparison | None]]] = []
     wanted, failures = MOST_OPENINGS, 0
     while len(found) < wanted and len(errors) < len(paths) - 1:
-        began = time.monotonic()
+        began, done = time.monotonic(), len(found)
+        told(done)
         present = [index for index in range(len(paths)) if index not in errors]
-        with contextlib.closing(new_worker(len(found) + failures)) as worker:
-            files = [paths[index] for index in present]
-            try:
-                measured, compared = _compare_once(
-                    worker, files, feeds, allowance, again=bool(found)
-                )
-            except WorkerFailure as failure:  # its host is gone; there may be another one
-                measured, compared = [Measurement(error=str(failure))], []
-        took_s = time.monotonic() - began
-        if measured[0].error is not None:
-            failures += 1
-            if failures == 1:
+        opening = _Opening([paths[index] for index in present], feeds, allowance, again=bool(done))
+        first = done + failures
+        at_once = range(first, first + min(len(pool), wanted - done))
+        for measured, compared in pool.run([opening.job(number) for number in at_once]):
+            if measured[0].error is not None:
+                failures += 1
+                errors |= {0: measured[0].error} if failures > 1 else {}
                 continue
-            errors[0] = measured[0].error
+            errors |= {i: m.error for i, m in zip(present, measured, strict=True) if m.error}
+            each = zip(measured, [None, *compared], strict=True)
+            found.append(dict(zip(present, each, strict=True)))
+        if 0 in errors:
             break
-        errors |= {i: m.error for i, m in zip(present, measured, strict=True) if m.error}
-        found.append(dict(zip(present, zip(measured, [None, *compared], strict=True), strict=True)))
-        if len(found) == 1:
-            wanted = _affordable(allowance, took_s, len(paths) - 1)
+        took_s = time.monotonic() - began
+        if found and not done:
+            wanted = _affordable(allowance, took_s, len(paths) - 1, len(at_once))
         left = [index for index in present[1:] if index not in errors]
         if _agree([_comparisons(found, index) for index in left]) or allowance.left_s() < took_s:
             break
@@ -396,24 +398,33 @@ def compare_reopened(
     return reopened
 
 
-def _compare_once(
-    worker: Worker,
-    paths: Sequence[str | os.PathLike[str]],
-    feeds: Feeds,
-    allowance: Allowance,
-    *,
-    again: bool,
-) -> tuple[list[Measurement], list[Comparison | None]]:
-    timing_s = allowance.timing_s / MOST_OPENINGS
-    fewest = _FEWEST_ROUNDS_AGAIN if again else FEWEST_ROUNDS
-    return compare_files(
-        worker,
-        paths,
-        feeds,
-        rounds=max(fewest, math.ceil(_MOST_ROUNDS_PER_S * timing_s)),
-        fewest_rounds=fewest,
-        budget_s=timing_s if allowance.is_real else math.inf,
-    )
+@dataclass(frozen=True)
+class _Opening:
+    """What is compared in each of several processes."""
+
+    paths: Sequence[str | os.PathLike[str]]
+    feeds: Feeds
+    allowance: Allowance
+    again: bool
+
+    def job(self, number: int) -> Job[tuple[list[Measurement], list[Comparison | None]]]:
+        """Return the job of a worker that compares the files in a new process."""
+        return Job(f"final, process {number + 1}", functools.partial(self._compare, number))
+
+    def _compare(
+        self, number: int, worker: Worker
+    ) -> tuple[list[Measurement], list[Comparison | None]]:
+        worker.restart(number)
+        timing_s = self.allowance.timing_s / MOST_OPENINGS
+        fewest = _FEWEST_ROUNDS_AGAIN if self.again else FEWEST_ROUNDS
+        return compare_files(
+            worker,
+            self.paths,
+            self.feeds,
+            rounds=max(fewest, math.ceil(_MOST_ROUNDS_PER_S * timing_s)),
+            fewest_rounds=fewest,
+            budget_s=timing_s if self.allowance.is_real else math.inf,
+        )
 
 
 def _comparisons(
@@ -427,11 +438,11 @@ def _log_ratios(found: Sequence[Comparison]) -> tuple[float, ...]:
     return tuple(math.log(each.ratio) for each in found)
 
 
-def _affordable(allowance: Allowance, took_s: float, candidates: int) -> int:
-    """Return how many openings fit in the time, from the overhead of the first one."""
+def _affordable(allowance: Allowance, took_s: float, candidates: int, at_once: int) -> int:
+    """Return how many openings fit in the time, from the overhead of the first ones."""
     more_s = max(took_s - allowance.timing_s / MOST_OPENINGS * candidates, 1e-3)
     room_s = min(allowance.reopening_s, allowance.left_s())
-    wanted = min(MOST_OPENINGS, 1 + math.floor(room_s / more_s))
+    wanted = min(MOST_OPENINGS, at_once * (1 + math.floor(room_s / more_s)))
     return wanted if wanted >= FEWEST_OPENINGS else 1
 
 

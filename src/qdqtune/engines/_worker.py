@@ -31,7 +31,7 @@ from qdqtune.engines._worker_environment import (
     read_arrays,
     write_arrays,
 )
-from qdqtune.engines._worker_process import ProcessSettings, WorkerProcess
+from qdqtune.engines._worker_process import WorkerProcess
 from qdqtune.graph._atomic_files import TemporaryFolder
 from qdqtune.graph._external_data import is_small
 from qdqtune.records._measurement import EngineInfo, LayerTime, Measurement
@@ -146,7 +146,6 @@ class Worker:
         self._small_limit_s = None if set_s else entry.small_limit_s
         self._longest_s = limits.timeout_s
         self._folder = TemporaryFolder(scratch)
-        self._others: dict[str, Any] = {"log_path": log_path, "scratch": scratch, "plans": plans}
         variables = {
             # Opening and closing hundreds of sessions must not fragment memory over many heaps.
             "MALLOC_ARENA_MAX": "1",
@@ -156,8 +155,7 @@ class Worker:
             OPENING: str(opening),
             PLANS: str(plans.absolute()) if plans is not None else "",
         }
-        settings = ProcessSettings(worker_class, variables, log_path, limits.memory_bytes)
-        self.process = WorkerProcess(host, settings)
+        self.process = WorkerProcess(host, worker_class, variables, log_path, limits.memory_bytes)
         self._stored = 0
 
     def __enter__(self) -> Worker:
@@ -176,18 +174,14 @@ class Worker:
         self.process.end()
         self._folder.cleanup()
 
-    def sibling(self, opening: int) -> Worker:
-        """Return a worker like this one, with a process of its own in the same place.
+    def restart(self, opening: int) -> None:
+        """Ends the child; the next request starts a new one.
 
         Args:
-            opening: Index of its process among those of one comparison.
+            opening: Index of the new process among those of one comparison.
         """
-        other = type(self)(
-            self.engine, self.options, timeout_s=self.timeout_s, opening=opening, host=self.host,
-            **self._others,
-        )  # fmt: skip
-        other.process.on_host_lost = self.process.on_host_lost
-        return other
+        self.process.end()
+        self.process.variables[OPENING] = str(opening)
 
     @property
     def scratch(self) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,38 +34,42 @@ class WaitClock:
                 self.total_s += time.monotonic() - self._since_s
 
 
-@dataclass(frozen=True)
-class ProcessSettings:
-    """How to start a process; see `Host.start`."""
-
-    worker_class: str
-    variables: Mapping[str, str]
-    log_path: Path | None
-    memory_bytes: int | None
-
-
 class WorkerProcess:
     """The process of a worker; there is one at a time.
 
     Args:
         host: Where it runs.
-        settings: How to start it.
+        worker_class: The engine, as ``module:Class``.
+        variables: Its environment variables in addition to the inherited ones.
+        log_path: File for what it prints; None keeps only the end.
+        memory_bytes: Its memory limit; None sets no limit.
 
     Attributes:
         host: Where it runs; another one holds from the next process on.
+        variables: Its additional environment variables; changes hold from the next process on.
         clock: Sums the time for which callers wait; several can share one.
         on_host_lost: Called with the reason when the host is gone.
         child: The process; None while there is none.
         generation: How many were started.
     """
 
-    def __init__(self, host: Host, settings: ProcessSettings) -> None:
+    def __init__(
+        self,
+        host: Host,
+        worker_class: str,
+        variables: Mapping[str, str],
+        log_path: Path | None = None,
+        memory_bytes: int | None = None,
+    ) -> None:
         self.host = host
+        self.variables = dict(variables)
         self.clock = WaitClock()
         self.on_host_lost: Callable[[str], None] = lambda _: None
         self.child: EngineProcess | None = None
         self.generation = 0
-        self._settings = settings
+        self._worker_class = worker_class
+        self._log_path = log_path
+        self._memory_bytes = memory_bytes
         self._is_stopped = False
         self._lock = threading.Lock()
 
@@ -101,9 +104,8 @@ class WorkerProcess:
 
     def _started(self) -> EngineProcess:
         if self.child is None:
-            how = self._settings
             self.child = self.host.start(
-                how.worker_class, how.variables, how.log_path, how.memory_bytes
+                self._worker_class, self.variables, self._log_path, self._memory_bytes
             )
             self.generation += 1
         return self.child

@@ -15,6 +15,7 @@ from qdqtune.config import NONE, QuantizeConfig
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._comparison import Allowance
 from qdqtune.engines._interface import SessionOptions
+from qdqtune.engines._pool import WorkerPool
 from qdqtune.engines._reference_engine import reference_worker
 from qdqtune.engines._worker import Worker
 from qdqtune.engines.layers._latency import estimated_shares
@@ -378,15 +379,17 @@ def _time(target: _Target, report: QuantizeReport, candidate: Path) -> QuantizeR
         title = registry.title(request.engine)
         return replace(report, not_timed=f"{title} does not run models here")
 
-    def new_worker(opening: int) -> Worker:
-        if opening:
-            steps.reporter.tell("final", f"opening the files again, in process {opening + 1}")
-        return Worker(request.engine, request.options, opening=opening)
+    def told(done: int) -> None:
+        if done:
+            steps.reporter.tell("final", f"opening the files again, in process {done + 1}")
 
-    with steps.step("time", "final", "timing the result against the model as given"):
+    with (
+        steps.step("time", "final", "timing the result against the model as given"),
+        Worker(request.engine, request.options) as worker,
+    ):
         feeds = next(iter(target.provider.evaluation_samples()))
         (timed,) = time_final(
-            new_worker, target.source.path, [candidate], feeds, Allowance(TIMING_S)
+            WorkerPool([worker]), target.source.path, [candidate], feeds, Allowance(TIMING_S), told
         )
     if not isinstance(timed, Timed):
         return replace(report, kept_float=True, reason=timed)

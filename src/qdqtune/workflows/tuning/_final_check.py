@@ -14,7 +14,7 @@ from typing import Any
 
 from qdqtune.calibration._random_inputs import Feeds
 from qdqtune.engines._comparison import Allowance, compare_reopened, is_faster
-from qdqtune.engines._worker import Worker
+from qdqtune.engines._pool import WorkerPool
 from qdqtune.graph._files import check_result, load_model, save_model
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._op_units import canonical
@@ -109,21 +109,22 @@ def check_written(path: Path, inserter: Inserter, placement: Placement, original
 
 
 def time_final(
-    new_worker: Callable[[int], Worker],
+    pool: WorkerPool,
     baseline: Path,
     finals: Sequence[Path],
     feeds: Feeds,
     allowance: Allowance,
+    told: Callable[[int], None] = lambda _: None,
 ) -> list[Timed | str]:
     """Time files against the original model.
 
     Args:
-        new_worker: Starts a fresh engine process by its number, so that no state of the search is
-            left.
+        pool: Workers, which start fresh processes, so that no state of the search is left.
         baseline: The original model.
         finals: The possible results.
         feeds: The inputs for all of them.
         allowance: The time limits; the minimum number of rounds is always run.
+        told: Called with the number of processes that have ended, before more are started.
 
     Returns:
         For each, its comparison, or why it can't be timed.
@@ -131,7 +132,7 @@ def time_final(
     Raises:
         EngineError: If the engine doesn't run the original model.
     """
-    base, *found = compare_reopened(new_worker, [baseline, *finals], feeds, allowance)
+    base, *found = compare_reopened(pool, [baseline, *finals], feeds, allowance, told)
     if base.error is not None:
         raise EngineError(
             f"The engine does not run {baseline}: {base.error}",

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdqtune.engines._comparison import Allowance
-from qdqtune.engines._worker import Worker
 from qdqtune.qdq._insert import Inserter
 from qdqtune.records._front import FrontPoint
 from qdqtune.records._tuning import BY_BUDGET, FINISHED, INTERRUPTED
@@ -209,14 +208,11 @@ class Finalizer:
         reporter.tell("final", "timing the file against the model that was to be beaten")
         told_s = reporter.elapsed_s
 
-        def new_worker(opening: int) -> Worker:
+        def told(done: int) -> None:
             nonlocal told_s
             if reporter.elapsed_s - told_s > TOLD_AHEAD_S:
                 told_s = reporter.elapsed_s
-                reporter.tell("final", f"opening the files again, in process {opening + 1}")
-            worker = self.run.engine.sibling(opening)
-            reporter.workers.append(worker)
-            return worker
+                reporter.tell("final", f"opening the files again, in process {done + 1}")
 
         spent_s = reporter.elapsed_s + self.run.journal.earlier_s
         allowance = Allowance(
@@ -227,7 +223,7 @@ class Finalizer:
             is_real=not self.evaluator.is_simulated,
         )
         feeds = next(iter(self.run.provider.evaluation_samples()))
-        timed = time_final(new_worker, folder / names.BASELINE, models, feeds, allowance)
+        timed = time_final(self.run.pool, folder / names.BASELINE, models, feeds, allowance, told)
         return dict(zip(models, timed, strict=True))
 
     def _ship(self, found: Finalized, shipped: Finalist) -> Finalized:
