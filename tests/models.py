@@ -51,7 +51,8 @@ def small_models(draw: st.DrawFn) -> onnx.ModelProto:
         elif kind == "Move":
             nodes.append(helper.make_node("Transpose", [source], [result], name, perm=[0, 1, 3, 2]))
         else:
-            nodes.append(helper.make_node("MatMul", [source, "m0"], [result], name))
+            matrix = f"m{draw(st.integers(0, 1))}"
+            nodes.append(helper.make_node("MatMul", [source, matrix], [result], name))
         tensors.append(result)
     read = {name for node in nodes for name in node.input}
     inner = [name for name in tensors[1:] if name in read]
@@ -64,7 +65,8 @@ def _assemble(nodes: list[onnx.NodeProto], outputs: list[str]) -> onnx.ModelProt
     rng = np.random.default_rng(7)
     constants = {f"w{i}": rng.normal(size=(CHANNELS, CHANNELS, 1, 1)) for i in range(3)}
     constants |= {f"b{i}": rng.normal(size=CHANNELS) for i in range(2)}
-    constants |= {"c0": rng.normal(size=SHAPE), "m0": rng.normal(size=(SIZE, SIZE))}
+    constants |= {"c0": rng.normal(size=SHAPE)}
+    constants |= {f"m{i}": rng.normal(size=(SIZE, SIZE)) for i in range(2)}
     used = {name for node in nodes for name in node.input}
     graph = helper.make_graph(
         nodes,

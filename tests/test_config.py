@@ -84,6 +84,7 @@ TYPED: dict[str, tuple[list[str], Any]] = {
     "max_drop": (["--max_drop", "0.2"], 0.2),
     "objective": (["--objective", "accuracy"], "accuracy"),
     "bias_correction": (["--bias_correction", "none"], "none"),
+    "smoothing": (["--smoothing", "none"], "none"),
     "max_latency_ms": (["--max_latency", "2.5"], 2.5),
     "calibration_data": (["--calibration_data", "d.npz"], "d.npz"),
     "calibration_samples": (["--calibration_samples", "4"], 4),

@@ -57,7 +57,7 @@ PRESETS = ("quick", "default", "extensive")
 RESUME = ("auto", "never")
 AUTO_STRATEGY = "auto"
 NONE = "none"
-BIAS_CORRECTIONS = ("auto", NONE)
+ACCURACY_MEASURES = ("auto", NONE)
 STRUCTURE, SCOPE = "structure", "scope"
 REGIONS = (AUTO, STRUCTURE, SCOPE)
 LATENCY, ACCURACY = "latency", "accuracy"
@@ -388,9 +388,15 @@ class AccuracyConfig(Config):
         "keep the model as given below this speedup", identity=Identity.YES,
     )  # fmt: skip
     bias_correction: str = option(
-        BIAS_CORRECTIONS[0], one_of(BIAS_CORRECTIONS),
+        ACCURACY_MEASURES[0], one_of(ACCURACY_MEASURES),
         "auto takes the mean errors of quantized ops off their biases where outputs are far from "
         "float, if there is calibration data, and keeps that if it brings them nearer",
+        identity=Identity.IF_SET,
+    )  # fmt: skip
+    smoothing: str = option(
+        ACCURACY_MEASURES[0], one_of(ACCURACY_MEASURES),
+        "auto also times the model with smoothed inputs of products where outputs are far from "
+        "float, if there is calibration data and that brings them nearer",
         identity=Identity.IF_SET,
     )  # fmt: skip
 

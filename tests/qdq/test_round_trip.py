@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -18,8 +19,9 @@ from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.graph._shapes import infer_shapes
 from qdqtune.qdq._dialect import Dialect
 from qdqtune.qdq._insert import Inserter
-from qdqtune.qdq._op_units import canonical
-from qdqtune.qdq._read_back import read, strip
+from qdqtune.qdq._op_units import canonical, merge, unit
+from qdqtune.qdq._read_back import mentioned, read, strip
+from qdqtune.qdq._smoothing import SMOOTHED, SMOOTHED_INPUTS, Smoothing, input_axis, smoothable
 from qdqtune.qdq.dialects import DIALECTS
 from qdqtune.records._placement import Placement
 from qdqtune.records._ranges import Ranges
@@ -62,6 +64,40 @@ def test_insert_then_read_and_strip(
         assert fingerprint(candidate) == fingerprint(float_model)
 
 
+@pytest.mark.parametrize(("dialect", "quant_type"), WRITTEN)
+@given(data=st.data(), proto=small_models())
+def test_smoothed_inputs_are_undone(
+    dialect: Dialect, quant_type: str, data: st.DataObject, proto: onnx.ModelProto
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        plain = inserter_for(proto, dialect, quant_type, folder)
+        index, smoothings = plain.index, {}
+        for names in smoothable(index).values():
+            weight = index.shape_read(index.node[names[0]], 1) or ()
+            size = weight[input_axis(index.node[names[0]])]
+            factors = data.draw(st.lists(st.floats(0.01, 100.0), min_size=size, max_size=size))
+            smoothings |= dict.fromkeys(names, Smoothing(np.array(factors), -1.0, 2.0))
+        inserter = plain.with_smoothings(smoothings)
+        products = [index.node[name] for name in smoothings if data.draw(st.booleans())]
+        units = [unit(index, dialect, node, whole=False) for node in products]
+        placement = merge([draw_placement(data.draw, index, dialect), *units])
+        path = inserter.write(placement, "candidate")
+        onnx.checker.check_model(str(path), full_check=True)
+
+        candidate = load_model(path)
+        smoothed = inserter.smoothed(placement)
+        assert mentioned(candidate, SMOOTHED_INPUTS) == len(smoothed)
+        assert sum((n.doc_string or "").startswith(SMOOTHED) for n in candidate.graph) == len(
+            {index.reads(index.node[name])[0] for name in smoothed}
+        )
+        assert read(candidate).placement == canonical(index, placement)
+        reading = strip(candidate, weights_from=index.model)
+        assert reading.smoothed == len(smoothed)
+        assert fingerprint(candidate) == fingerprint(index.model)
+        if not smoothed:
+            assert inserter.serialized(placement) == plain.serialized(placement)
+
+
 @given(data=st.data(), proto=small_models())
 def test_a_read_placement_writes_the_same_model_again(
     data: st.DataObject, proto: onnx.ModelProto
@@ -102,8 +138,6 @@ def test_strip_restores_quantized_weights_within_half_a_step(
     dialect = DIALECTS["onnxruntime"]
     inserter = inserter_for(residual, dialect, "int8", str(tmp_path))
     conv = inserter.index.node["n3"]
-    from qdqtune.qdq._op_units import unit
-
     model = inserter.model(unit(inserter.index, dialect, conv, whole=True))
     reading = strip(model)
     original = inserter.index.value["w2"].const_value.numpy()

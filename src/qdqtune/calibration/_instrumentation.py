@@ -102,6 +102,24 @@ class PackedOutput(ABC):
         if len(self._waiting) >= _BLOCK:
             self._reduce_block()
 
+    def watch(self, base: PreparedModel, tensors: Collection[str]) -> None:
+        """Take all nodes of a model, reduce some of its tensors, and finish.
+
+        Args:
+            base: The model.
+            tensors: The tensors.
+        """
+        wanted = frozenset(tensors)
+        for name in tensors:
+            if base.index.value[name].producer() is None:
+                self.want(name)
+        for node, proto in zip(base.index.nodes, base.nodes, strict=True):
+            self.nodes.append(proto)
+            for value in node.outputs:
+                if value.name in wanted:
+                    self.want(value.name)
+        self.finish()
+
     def finish(self) -> None:
         """Reduce the remaining tensors, and join everything into the output."""
         self._reduce_block()
@@ -232,16 +250,7 @@ class _Statistics(PackedOutput):
         self._index = base.index
         self._with_values = with_values
         self._count = int(np.clip(_ALL_VALUES // max(len(tensors), 1), *_VALUES_PER_TENSOR))
-        wanted = frozenset(tensors)
-        for name in tensors:
-            if base.index.value[name].producer() is None:
-                self.want(name)
-        for node, proto in zip(base.index.nodes, base.nodes, strict=True):
-            self.nodes.append(proto)
-            for value in node.outputs:
-                if value.name in wanted:
-                    self.want(value.name)
-        self.finish()
+        self.watch(base, tensors)
 
     def reduce(self, tensor: str, label: str) -> list[str]:
         """Return the reductions, then the number of values and the values."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -29,6 +29,7 @@ from qdqtune.qdq._encoding import (
 )
 from qdqtune.qdq._op_units import bias_edges, is_channel_bias, role_rule
 from qdqtune.qdq._quantization_planner import SharedEncodings, Siblings
+from qdqtune.qdq._smoothing import Smoothing, input_axis
 from qdqtune.records._errors import UsageError
 from qdqtune.records._placement import Edge
 from qdqtune.records._ranges import Ranges
@@ -48,12 +49,14 @@ class Pair:
         role: What it is to its readers.
         encoding: How it is quantized.
         edges: The readers.
+        smoothing: How it is smoothed, as the input of products or as their weight.
     """
 
     tensor: str
     role: Role
     encoding: Encoding
     edges: list[Edge] = field(default_factory=list)
+    smoothing: Smoothing | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ class Encoder:
 
     Attributes:
         shifts: What is taken off biases while their ops are quantized, by tensor.
+        smoothings: How inputs are smoothed while they and the weight are quantized, by the names of
+            the products that read them.
     """
 
     def __init__(
@@ -95,6 +100,7 @@ class Encoder:
         self.ranges = ranges
         self.given = given or {}
         self.shifts: Mapping[str, Array] = {}
+        self.smoothings: Mapping[str, Smoothing] = {}
         self._rules = {node.name: role_rule(dialect, node) for node in index.nodes}
         self._shared = SharedEncodings(index, dialect)
         self._operands: dict[str, _Operands] = {}
@@ -122,6 +128,26 @@ class Encoder:
         other._constants = {key: kept for key, kept in self._constants.items() if key[0] == _OWN}
         return other
 
+    def with_smoothings(self, smoothings: Mapping[str, Smoothing]) -> Encoder:
+        """Another one, which smooths inputs; biases are not corrected in it."""
+        other = self.with_shifts({})
+        other.smoothings = smoothings
+        other._constants = {
+            key: kept for key, kept in other._constants.items() if not key[-1]
+        }  # of weights by themselves as they are
+        return other
+
+    def smoothed(self, edges: Collection[Edge]) -> list[str]:
+        """The names of the products whose input is smoothed in an effective placement."""
+        operands = map(self._operands_of, self.smoothings)
+        return [each.data.node for each in operands if each.data in edges and each.weight in edges]
+
+    def values(self, pair: Pair) -> Array:
+        """The values of a constant as they are to be quantized."""
+        if pair.role == "bias":
+            return self.shifted(pair.tensor)
+        return self._multiplied(pair.tensor, pair.edges[0].node, pair.smoothing)
+
     def shifted(self, tensor: str) -> Array:
         """The values of a constant, less its shift if it has one."""
         values = self._values(tensor)
@@ -137,6 +163,8 @@ class Encoder:
             digest.update(repr((name, self.given[name])).encode())
         for name in sorted(self.shifts):
             digest.update(name.encode() + self.shifts[name].tobytes())
+        for name in sorted(self.smoothings):
+            digest.update(name.encode() + self.smoothings[name].factors.tobytes())
         return digest.hexdigest()
 
     def pairs(self, edges: Iterable[Edge]) -> list[Pair]:
@@ -158,15 +186,17 @@ class Encoder:
                 self._check(edge)
                 role = self._roles[edge] = self._role(edge)
             encoding = self._encode(edge, role, siblings)
-            key = (edge.tensor, *encoding.key)
-            found.setdefault(key, Pair(edge.tensor, role, encoding)).edges.append(edge)
+            smoothing = self._smoothing(edge, siblings)
+            key = (edge.tensor, smoothing is None, *encoding.key)
+            pair = Pair(edge.tensor, role, encoding, smoothing=smoothing)
+            found.setdefault(key, pair).edges.append(edge)
         return list(found.values())
 
     def dynamic_weight(self, name: str, position: int) -> Encoding:
         """The encoding of a dynamic op's weight, which it reads at this position."""
         node = self.index.node[name]
         tensor = self.index.reads(node)[position]
-        return self._own_weight(tensor, self._axis(node, tensor))
+        return self._own_weight(tensor, self._axis(node, tensor), name, None)
 
     def _check(self, edge: Edge) -> None:
         index = self.index
@@ -197,7 +227,7 @@ class Encoder:
 
     def _encode(self, edge: Edge, role: Role, siblings: Siblings) -> Encoding:
         if role in ("activation", "constant"):
-            return self._operand(edge.tensor, siblings)
+            return self._data(edge, siblings)
         operands = self._operands_of(edge.node)
         if role == "weight":
             return self._weight(operands, siblings)
@@ -208,12 +238,29 @@ class Encoder:
                     f"Add {operand.tensor!r} (input {operand.position}) to the placement, or drop "
                     "the bias.",
                 )
-        data = self._operand(operands.data.tensor, siblings)
+        data = self._data(operands.data, siblings)
         weight = self._weight(operands, siblings)
         key = ("bias", edge.tensor, data.key, weight.key)
         if key not in self._constants:
             self._constants[key] = encode_bias(self.shifted(edge.tensor), data, weight)
         return self._constants[key]
+
+    def _smoothing(self, edge: Edge, siblings: Siblings) -> Smoothing | None:
+        """How the input or weight of a product is smoothed: only if both are quantized."""
+        if edge.node not in self.smoothings:
+            return None
+        operands = self._operands_of(edge.node)
+        both = (operands.data, operands.weight)
+        is_either = edge in both and siblings.wanted.issuperset(both)
+        return self.smoothings[edge.node] if is_either else None
+
+    def _data(self, edge: Edge, siblings: Siblings) -> Encoding:
+        """The encoding of what an op reads; smoothed, it has one of its own."""
+        found = self._smoothing(edge, siblings)
+        if found is None:
+            return self._operand(edge.tensor, siblings)
+        layout, precision = self.format.activation, self._precision(edge.tensor)
+        return encode_range(found.low, found.high, layout, precision)
 
     def _operand(self, tensor: str, siblings: Siblings) -> Encoding:
         """The encoding of a tensor: its own, or one for all that it is moved together with."""
@@ -257,26 +304,37 @@ class Encoder:
         name = operands.weight.tensor
         if not self.index.is_constant(name):
             return self._operand(name, siblings)
-        encoding, bias = self._own_weight(name, operands.axis), operands.bias
+        smoothing = self._smoothing(operands.weight, siblings)
+        encoding = self._own_weight(name, operands.axis, operands.weight.node, smoothing)
+        bias = operands.bias
         if bias is None or bias not in siblings.wanted:
             return encoding
-        data = self._operand(operands.data.tensor, siblings)
+        data = self._data(operands.data, siblings)
         key = ("weight for a bias", name, bias.tensor, operands.axis, data.key)
         if key not in self._constants:
             precision = self._precision(name)
             self._constants[key] = fit_bias(encoding, self.shifted(bias.tensor), data, precision)
         return self._constants[key]
 
-    def _own_weight(self, name: str, axis: int | None) -> Encoding:
+    def _own_weight(
+        self, name: str, axis: int | None, op: str, smoothing: Smoothing | None
+    ) -> Encoding:
         """The encoding of a weight by itself, whatever bias is added to its products."""
-        key = (_OWN, name, axis)
+        key = (_OWN, name, axis, smoothing is not None)
         if key not in self._constants:
-            values, layout = self._values(name), self.format.weight
+            values, layout = self._multiplied(name, op, smoothing), self.format.weight
             kept = given_weight(self.given.get(name), values, axis, layout)
             self._constants[key] = kept or encode_weight(
                 values, layout, axis, self._precision(name)
             )
         return self._constants[key]
+
+    def _multiplied(self, name: str, op: str, smoothing: Smoothing | None) -> Array:
+        """The values of a weight, for the smoothed input if the op's input is smoothed."""
+        values = self._values(name)
+        if smoothing is None:
+            return values
+        return smoothing.multiplied(values, input_axis(self.index.node[op]))
 
     def _operands_of(self, name: str) -> _Operands:
         if name not in self._operands:

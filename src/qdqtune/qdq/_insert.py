@@ -21,12 +21,12 @@ from qdqtune.graph._fingerprint import tensor_digest
 from qdqtune.graph._index import FreeNames, value_names
 from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE, is_op
 from qdqtune.graph._prepared_model import PreparedModel, constant_part, node_part
-from qdqtune.graph._weights import values_of
 from qdqtune.qdq._dialect import Dialect
 from qdqtune.qdq._dynamic import DynamicOps
 from qdqtune.qdq._encoder import Encoder, Pair
 from qdqtune.qdq._encoding import Array, ReadEncoding, quantize
 from qdqtune.qdq._op_units import own_bias
+from qdqtune.qdq._smoothing import SMOOTHED, SMOOTHED_INPUTS, Smoothing
 from qdqtune.records._errors import UsageError
 from qdqtune.records._placement import Edge, Placement
 from qdqtune.records._ranges import Ranges
@@ -76,7 +76,7 @@ class Inserter:
         ]
         self._serialized: dict[tuple[object, ...], _SerializedPair] = {}
         self._names = FreeNames(value_names(self.index.model))
-        self._prefixes: dict[str, str] = {}
+        self._prefixes: dict[tuple[str, bool], str] = {}
         self._biases: dict[str, Edge] = {}
         self._dynamic = DynamicOps(base, self.encoder, self._names)
 
@@ -107,6 +107,21 @@ class Inserter:
         known = self._serialized.items()
         other._serialized = {key: pair for key, pair in known if key[1] != "bias"}
         return other
+
+    def with_smoothings(self, smoothings: Mapping[str, Smoothing]) -> Inserter:
+        """Another one, which smooths the inputs of products; biases are not corrected in it.
+
+        Args:
+            smoothings: By names of products, which `smoothable` returns.
+        """
+        other = self.with_shifts({})
+        other.encoder = self.encoder.with_smoothings(smoothings)
+        other._serialized = {k: pair for k, pair in other._serialized.items() if not k[2]}
+        return other
+
+    def smoothed(self, placement: Placement) -> list[str]:
+        """The products whose input is smoothed in a placement."""
+        return self.encoder.smoothed(self.index.effective(placement))
 
     def corrected(self, placement: Placement) -> list[str]:
         """The biases that are corrected in a placement: those of ops that it quantizes."""
@@ -184,9 +199,11 @@ class Inserter:
                     rewiring.feed(tensor, serialized) for serialized in behind.get(tensor, ())
                 )
         opsets = self._dynamic.opsets(placement.dynamic)
-        metadata = self._metadata
+        metadata, smoothed = self._metadata, self.encoder.smoothed(edges)
         if corrected:
             metadata = {**metadata, CORRECTED_BIASES: str(len(corrected))}
+        if smoothed:
+            metadata = {**metadata, SMOOTHED_INPUTS: str(len(smoothed))}
         return self.base.assemble(nodes, constants, metadata, opsets)
 
     def _corrected_part(self, bias: str) -> bytes:
@@ -198,10 +215,10 @@ class Inserter:
 
     def _serialized_pair(self, pair: Pair) -> _SerializedPair:
         tensor, encoding = pair.tensor, pair.encoding
-        key = (tensor, pair.role, *encoding.key)
+        key = (tensor, pair.role, pair.smoothing is not None, *encoding.key)
         if key in self._serialized:
             return self._serialized[key]
-        stored = pair.role == "bias" or (
+        is_stored = pair.role == "bias" or (
             pair.role in ("weight", "constant") and self.dialect.stored_weights
         )
         prefix = self._prefix(pair)
@@ -209,24 +226,33 @@ class Inserter:
         assert dtype is not None
         named = [(f"{prefix}_scale", encoding.scale.astype(dtype.numpy()), dtype)]
         named.append((f"{prefix}_zero_point", encoding.zero_point, encoding.dtype))
-        if stored:
-            constant = self.index.value[tensor].const_value
-            assert constant is not None
-            values = values_of(constant) if pair.role != "bias" else self.encoder.shifted(tensor)
-            values = quantize(values, encoding)
+        nodes, source, is_replaced = list[onnx.NodeProto](), tensor, is_stored
+        if is_stored:
+            values = quantize(self.encoder.values(pair), encoding)
             named.append((f"{prefix}_quantized", values, encoding.dtype))
+        elif pair.smoothing is not None:
+            source = prefix
+            if is_replaced := pair.role == "weight":
+                named.append((prefix, self.encoder.values(pair), dtype))
+            else:
+                factors = f"{prefix}_factors"
+                inverse = (1.0 / pair.smoothing.factors).astype(dtype.numpy())
+                named.append((factors, inverse, dtype))
+                nodes.append(make_node("Mul", [tensor, factors], [prefix], name=f"{prefix}_Mul"))
+                nodes[-1].doc_string = SMOOTHED + tensor
         tensors = [
             self.base.store.reference((name, tensor_digest(values)), name, values)
             for name, array, kind in named
             for values in [ir.Tensor(array, kind)]
         ]
-        nodes = [] if stored else [_node(QUANTIZE, tensor, prefix, "_quantized", encoding.axis)]
+        if not is_stored:
+            nodes.append(_node(QUANTIZE, source, prefix, "_quantized", encoding.axis))
         nodes.append(
             _node(DEQUANTIZE, f"{prefix}_quantized", prefix, "_dequantized", encoding.axis)
         )
         if prefix != tensor:
             nodes[-1].doc_string = COPY_OF + tensor
-        self._serialized[key] = _SerializedPair(tensors, nodes)
+        self._serialized[key] = _SerializedPair(tensors, nodes, replaces_constant=is_replaced)
         return self._serialized[key]
 
     def _prefix(self, pair: Pair) -> str:
@@ -234,23 +260,36 @@ class Inserter:
 
         A weight or bias with several readers may be quantized in more than one way in one model.
         """
-        name = pair.tensor
-        if pair.role in ("weight", "bias") and len(self.index.readers(name)) > 1:
+        name, suffixes = pair.tensor, list(_SUFFIXES)
+        if pair.smoothing is not None:
+            name, suffixes = f"{name}_smoothed", [*_SUFFIXES, "", "_factors"]
+        elif pair.role in ("weight", "bias") and len(self.index.readers(name)) > 1:
             name += f"_{zlib.crc32(repr(pair.encoding.key).encode()):08x}"
-        if name not in self._prefixes:
-            self._prefixes[name] = self._names.prefix(name, _SUFFIXES)
-        return self._prefixes[name]
+        key = (name, pair.smoothing is not None)
+        if key not in self._prefixes:
+            self._prefixes[key] = self._names.prefix(name, suffixes)
+        return self._prefixes[key]
 
 
 class _SerializedPair:
-    """One pair, written: its initializers, then Q (unless stored) and DQ."""
+    """One pair, written: its initializers, then Q (unless stored) and DQ.
 
-    def __init__(self, tensors: list[onnx.TensorProto], nodes: list[onnx.NodeProto]) -> None:
+    Attributes:
+        replaces_constant: Whether its readers no longer read the float values of a constant.
+    """
+
+    def __init__(
+        self,
+        tensors: list[onnx.TensorProto],
+        nodes: list[onnx.NodeProto],
+        *,
+        replaces_constant: bool,
+    ) -> None:
         self.protos = nodes
         self.constants = b"".join(map(constant_part, tensors))
         self.nodes = b"".join(map(node_part, nodes))
         self.output = str(nodes[-1].output[0])
-        self.stored = len(nodes) == 1
+        self.replaces_constant = replaces_constant
 
 
 class _Rewiring:
@@ -268,7 +307,7 @@ class _Rewiring:
         self.read_quantized: dict[str, int] = defaultdict(int)
 
     def add(self, pair: Pair, serialized: _SerializedPair) -> None:
-        if serialized.stored:
+        if serialized.replaces_constant:
             self.read_quantized[pair.tensor] += len(pair.edges)
         for edge in pair.edges:
             if edge.node:
@@ -335,10 +374,10 @@ class _Rewiring:
         """The pair's nodes, renamed if its tensor is a graph output."""
         if tensor not in self._renamed:
             return serialized.nodes
-        first, last = _copied(serialized.protos[0]), _copied(serialized.protos[-1])
+        first, *between, last = map(_copied, serialized.protos)
         first.input[0] = self._renamed[tensor]
-        last.output[0] = self._renamed[last.output[0]]
-        return node_part(first) + node_part(last)
+        last.output[0] = self._renamed.get(last.output[0], last.output[0])
+        return b"".join(map(node_part, (first, *between, last)))
 
 
 def _copied(node: onnx.NodeProto) -> onnx.NodeProto:

@@ -6,7 +6,7 @@ Q may stand for an activation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -30,6 +30,7 @@ from qdqtune.qdq._dynamic_form import DynamicOp, StoredWeight
 from qdqtune.qdq._encoding import ReadEncoding, dequantize, wider
 from qdqtune.qdq._insert import COPY_OF, CORRECTED_BIASES, UNFUSED_ADD
 from qdqtune.qdq._op_units import canonical, own_bias
+from qdqtune.qdq._smoothing import SmoothedProduct, smoothed_products
 from qdqtune.records._errors import ModelError
 from qdqtune.records._placement import Edge, Placement
 
@@ -58,6 +59,7 @@ class ReadResult:
             activations, bodies.
         rounded: How many weights have the values that quantized ones stand for.
         corrected: How many biases lack the mean errors that were taken off them.
+        smoothed: How many products had a smoothed input, which was undone.
     """
 
     placement: Placement = field(default_factory=Placement)
@@ -66,6 +68,7 @@ class ReadResult:
     left: int = 0
     rounded: int = 0
     corrected: int = 0
+    smoothed: int = 0
 
 
 def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
@@ -73,7 +76,8 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
 
     Weights that are stored quantized become float again: with the values they stand for, or with
     the original ones if a model that has them is given. Where another tool let the saturation of a
-    Q stand for an activation and took that out, it is put back. Biases that mean errors were taken
+    Q stand for an activation and took that out, it is put back. Smoothed inputs are made what they
+    were, and the weights of their products as well. Biases that mean errors were taken
     off stay so unless the original ones are given. Q and DQ nodes that belong to no pair (integer
     inputs, integer ops between them, scales per block) and those in control-flow bodies are left
     alone.
@@ -89,10 +93,12 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
         ModelError: If a node has more inputs than can be rewired in bearable time.
     """
     own = any(key.startswith("qdqtune.") for key in model.metadata_props)
-    corrected = corrected_biases(model)
+    corrected = mentioned(model, CORRECTED_BIASES)
     stripper = _Stripper(model, weights_from, foreign=not own)
     unfused = _fuse_sums(model.graph)
     dynamic = [stripper.make_static(op) for op in find_dynamic_ops(model.graph)]
+    smoothed = list(smoothed_products(model.graph))
+    stripper.undo_smoothing(smoothed)
     for node in list(model.graph):
         if is_op(node, DEQUANTIZE):
             stripper.take_out(node)
@@ -105,12 +111,18 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
     reading = stripper.reading(dynamic, unfused)
     if corrected:
         reading.corrected = stripper.put_biases_back(reading.placement, corrected)
+    reading.smoothed = len(smoothed)
     return reading
 
 
-def corrected_biases(model: ir.Model) -> int:
-    """The number of corrected biases that a file mentions; 0 if it doesn't."""
-    text = model.metadata_props.get(CORRECTED_BIASES, "")
+def mentioned(model: ir.Model, what: str) -> int:
+    """The number of corrected biases or smoothed inputs that a file mentions; 0 if it doesn't.
+
+    Args:
+        model: A Q/DQ model.
+        what: `CORRECTED_BIASES` or `SMOOTHED_INPUTS`.
+    """
+    text = model.metadata_props.get(what, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS else 0
 
 
@@ -147,6 +159,9 @@ class _Stripper:
         self._replaced: list[ir.Value] = []
         self._restored: dict[object, ir.Value] = {}
         self._rounded: set[str] = set()
+        # By the constant that has the weight of a smoothed product.
+        self._smoothed: dict[ir.Value, SmoothedProduct] = {}
+        self._of_smoothed: set[ir.Node] = set()
         self._names = FreeNames(value_names(model))
         self._pairs = 0
 
@@ -183,6 +198,32 @@ class _Stripper:
     def _graph(self) -> ir.Graph:
         return self._model.graph
 
+    def undo_smoothing(self, products: Sequence[SmoothedProduct]) -> None:
+        """Let the pairs of smoothed inputs read them as they were, and note the weights."""
+        for product in products:
+            divides, weight = product.divides, product.weight
+            for user, index in tuple(divides.outputs[0].uses()):
+                user.replace_input_with(index, divides.inputs[0])
+            self._removed.append(divides)
+            self._of_smoothed.update(product.pair)
+            if weight is not None:
+                self._smoothed[weight] = product
+            quantizer = product.pair[1].inputs[0].producer() if product.pair[1].inputs[0] else None
+            values = _constant_of(weight)
+            if quantizer is not None and weight is not None and values is not None:
+                name = _original_name(product.pair[1], weight)
+                quantizer.replace_input_with(0, self._as_it_was(name, values, weight))
+
+    def _as_it_was(self, name: str, values: ir.TensorProtocol, weight: ir.Value) -> ir.Value:
+        """The float weight of a smoothed product that is stored as floats."""
+        self._replaced.append(weight)
+        if (kept := self._graph.initializers.get(name)) is not None:
+            return kept
+        original = self._original(name, values, values.dtype)
+        tensor = original or ir.Tensor(self._smoothed[weight].divided(values.numpy()), name=name)
+        self._names.taken.add(name)
+        return add_constant(self._graph, name, tensor)
+
     def take_out(self, node: ir.Node) -> None:
         encoding = _encoding_of(node)
         stored = node.inputs[0]
@@ -213,7 +254,8 @@ class _Stripper:
         assert origin is not None
         self._pairs += 1
         self._removed.append(node)
-        self._encodings.append((origin, encoding))
+        if node not in self._of_smoothed:  # its scale is that of something else
+            self._encodings.append((origin, encoding))
         self._hand_over(node.outputs[0], origin)
 
     def _looked_up(
@@ -313,7 +355,9 @@ class _Stripper:
                 name = self._names.new(name)
             if original is None:
                 self._rounded.add(name)
-            tensor = original or _dequantized(steps, encoding, dtype, name)
+            tensor = original or _dequantized(
+                steps, encoding, dtype, name, self._smoothed.get(stored)
+            )
             self._restored[key] = add_constant(self._graph, name, tensor)
             self._names.taken.add(name)
         return self._restored[key]
@@ -440,12 +484,18 @@ class _Stripper:
 
 
 def _dequantized(
-    steps: ir.TensorProtocol, encoding: ReadEncoding, dtype: ir.DataType, name: str
+    steps: ir.TensorProtocol,
+    encoding: ReadEncoding,
+    dtype: ir.DataType,
+    name: str,
+    smoothed: SmoothedProduct | None,
 ) -> ir.LazyTensor:
     """The values that quantized ones stand for, computed when somebody wants them."""
 
     def make() -> ir.TensorProtocol:
         values = dequantize(steps.numpy(), encoding.scale, encoding.zero_point, encoding.axis)
+        if smoothed is not None:
+            values = smoothed.divided(values)
         return ir.Tensor(values, name=name)
 
     return ir.LazyTensor(make, dtype=dtype, shape=ir.Shape(steps.shape.numpy()), name=name)

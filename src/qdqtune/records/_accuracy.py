@@ -201,12 +201,13 @@ class ErrorReport(Result):
         failure: Why there are no layers; empty if nothing failed.
         corrected_biases: Number of biases that qdqtune took mean errors off when it quantized the
             model.
+        smoothed_inputs: Number of products whose input it smoothed.
     """
 
     KIND: ClassVar[str] = "errors"
     JSON: ClassVar[str] = (
         "float_model quantized_model engine as_written samples source outputs=by_output layers "
-        "unpaired failure corrected_biases"
+        "unpaired failure corrected_biases smoothed_inputs"
     )
 
     float_model: str
@@ -220,6 +221,7 @@ class ErrorReport(Result):
     unpaired: tuple[str, ...] = ()
     failure: str = ""
     corrected_biases: int = 0
+    smoothed_inputs: int = 0
 
     @property
     def warning(self) -> str:

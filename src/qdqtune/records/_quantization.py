@@ -92,6 +92,7 @@ class StripReport(Result):
         left: Number of Q and DQ nodes that stayed because they are not part of a pair.
         rounded: Number of weights with rounded values, because the file held no others.
         corrected_biases: Number of biases that mean errors of quantized ops are still taken off.
+        smoothed_inputs: Number of products with a smoothed input, which was undone.
         sqnr_db: Signal-to-noise ratio per output of the original file against the written one;
             empty if unknown.
         model: The float model, in the form in which the model was given.
@@ -101,6 +102,7 @@ class StripReport(Result):
     JSON: ClassVar[str] = (
         "output qdq_pairs=pairs tensors=placement.tensors dynamic=placement.dynamic "
         "unfused=placement.unfused left rounded_weights=rounded corrected_biases "
+        "smoothed_inputs "
         "output_sqnr_db=sqnr_db"
     )
 
@@ -110,6 +112,7 @@ class StripReport(Result):
     left: int
     rounded: int
     corrected_biases: int = 0
+    smoothed_inputs: int = 0
     sqnr_db: dict[str, float] = field(default_factory=dict)
     model: Any = field(default=None, compare=False)
 
@@ -169,6 +172,7 @@ class QuantizeReport(Result):
         method: The range method.
         tried_db: SQNR of the worst output for every method that was tried.
         corrected_biases: Number of biases that mean errors were taken off.
+        smoothed_inputs: Number of products whose input is smoothed.
         sqnr_db: Signal-to-noise ratio per output against the float model; empty if unknown.
         scores_db: The same for the inputs of a final Softmax or ArgMax, by output.
         judged_with: The engine whose kernels computed these ratios.
@@ -192,10 +196,10 @@ class QuantizeReport(Result):
     KIND: ClassVar[str] = "quantize"
     JSON: ClassVar[str] = (
         "output engine dialect quant_type calibration calibrated_on method tried_db "
-        "corrected_biases sqnr_db scores_db min_sqnr_db near_min_sqnr judged_with float_type "
-        "float_sqnr_db converted_from qdq_pairs dynamic_ops unfused_ops bytes_before bytes_after "
-        "baseline_ms final_ms speedup speedup_interval not_timed kept_float reason added "
-        "nodes=decisions seconds"
+        "corrected_biases smoothed_inputs sqnr_db scores_db min_sqnr_db near_min_sqnr "
+        "judged_with float_type float_sqnr_db converted_from qdq_pairs dynamic_ops unfused_ops "
+        "bytes_before bytes_after baseline_ms final_ms speedup speedup_interval not_timed "
+        "kept_float reason added nodes=decisions seconds"
     )
 
     output: Path | None = None
@@ -210,6 +214,7 @@ class QuantizeReport(Result):
     method: str = ""
     tried_db: Mapping[str, float] = field(default_factory=dict)
     corrected_biases: int = 0
+    smoothed_inputs: int = 0
     sqnr_db: Mapping[str, float] = field(default_factory=dict)
     scores_db: Mapping[str, float] = field(default_factory=dict)
     judged_with: str = ""

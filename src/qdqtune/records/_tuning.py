@@ -283,6 +283,7 @@ class Summary(Record):
         front: The models of the final comparison of which none is both faster and more accurate
             than another, fastest first; see `pareto.json`.
         corrected_biases: Number of biases in the written model that mean errors were taken off.
+        smoothed_inputs: Number of products in it whose input is smoothed.
         workers: The workers, if there were several.
     """
 
@@ -355,6 +356,7 @@ class Summary(Record):
     unfused_ops: int = 0
     front: tuple[FrontPoint, ...] = ()
     corrected_biases: int = 0
+    smoothed_inputs: int = 0
     workers: tuple[WorkerFigures, ...] = ()
 
     @property

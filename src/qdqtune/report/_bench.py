@@ -55,11 +55,16 @@ def bench_table(record: BenchRecord, *, errors: bool = True) -> Table:
     return Table(header, rows, right=(1, 2, 5)).only(range(width))
 
 
-def corrected_lines(biases: int) -> list[str]:
-    """Return the line that biases were corrected, if any were."""
-    if not biases:
-        return []
-    return [f"The mean errors of {biases} op{'s' * (biases != 1)} were taken off their biases."]
+def rewritten_lines(biases: int, inputs: int) -> list[str]:
+    """Return the lines that biases were corrected, and inputs smoothed, if any were."""
+    lines = []
+    if biases:
+        what = counted(biases, "op")
+        lines.append(f"The mean errors of {what} were taken off their biases.")
+    if inputs:
+        what = counted(inputs, "product")
+        lines.append(f"The inputs of {what} are smoothed: their largest channels are divided.")
+    return lines
 
 
 def busy_lines(share: float) -> list[str]:
@@ -246,7 +251,7 @@ def _layer_lines(report: ErrorReport, top: int) -> list[Line]:
     if missing:
         what = "quantized op has a result" if missing == 1 else "quantized ops have results"
         lines.append(f"{missing} {what} that the float model does not have, by name")
-    return lines + corrected_lines(report.corrected_biases)
+    return lines + rewritten_lines(report.corrected_biases, report.smoothed_inputs)
 
 
 def _without(report: ErrorReport) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from qdqtune.records._quantization import Decision, InsertReport, QuantizeReport, StripReport
 from qdqtune.records._ranges import CalibrationSource
-from qdqtune.report._bench import busy_lines, corrected_lines
-from qdqtune.report._formatting import Line, Table, cell, page
+from qdqtune.report._bench import busy_lines, rewritten_lines
+from qdqtune.report._formatting import Line, Table, cell, counted, page
 
 
 def near_limit_line(sqnr_db: float, min_sqnr_db: float) -> str:
@@ -75,6 +75,10 @@ def stripping_text(report: StripReport) -> str:
         lines.append(
             f"{report.corrected_biases} biases stay corrected: mean errors of quantized ops are "
             "taken off them; the original ones are put back with --weights_from FLOAT"
+        )
+    if report.smoothed_inputs:
+        lines.append(
+            f"the smoothed inputs of {counted(report.smoothed_inputs, 'product')} are as they were"
         )
     for name, db in report.sqnr_db.items():
         lines.append(f"output {name}: the quantized file is at SQNR {db:.1f} dB")
@@ -181,7 +185,7 @@ def _accuracy(report: QuantizeReport) -> list[str]:
         others = _others(report.tried_db, report.method)
         than = f" (worst output; others: {others} dB)" if others else ""
         lines.append(f"Calibrated on {report.calibrated_on}, {report.method} ranges{than}.")
-        lines += corrected_lines(report.corrected_biases)
+        lines += rewritten_lines(report.corrected_biases, report.smoothed_inputs)
     return lines
 
 

@@ -24,7 +24,7 @@ from qdqtune.records._tuning import (
     TunePlan,
     TuneResult,
 )
-from qdqtune.report._bench import busy_lines, corrected_lines, engine_lines, inputs_lines
+from qdqtune.report._bench import busy_lines, engine_lines, inputs_lines, rewritten_lines
 from qdqtune.report._formatting import Line, Table, cell, duration, page, shortened
 from qdqtune.report._inspection import in_float32_line
 from qdqtune.report._quantization import float_error_line, near_limit_line
@@ -237,7 +237,7 @@ def _accuracy(summary: Summary) -> list[str]:
     if summary.calibration == CalibrationSource.DATA.value:
         method = summary.calibration_method
         lines.append(f"Calibrated on {summary.calibrated_on}, {method} ranges.")
-        lines += corrected_lines(summary.corrected_biases)
+        lines += rewritten_lines(summary.corrected_biases, summary.smoothed_inputs)
     elif summary.calibration == CalibrationSource.NONE.value and not summary.kept_float:
         lines.append("Its scales don't depend on calibration data.")
     return lines

@@ -28,7 +28,9 @@ from qdqtune.graph._op_classes import DEQUANTIZE, is_op
 from qdqtune.graph._shapes import infer_shapes
 from qdqtune.options import configured_on_pair
 from qdqtune.qdq._dynamic import find_dynamic_ops
-from qdqtune.qdq._read_back import corrected_biases
+from qdqtune.qdq._insert import CORRECTED_BIASES
+from qdqtune.qdq._read_back import mentioned
+from qdqtune.qdq._smoothing import SMOOTHED_INPUTS
 from qdqtune.records._accuracy import ErrorReport, LayerError, OutputError
 from qdqtune.records._errors import EngineError, UsageError
 from qdqtune.records._ranges import CalibrationSource
@@ -115,7 +117,8 @@ def compare(float_model: AnyModel, quantized_model: AnyModel, config: CompareCon
         layers=layers,
         unpaired=tuple(node.name or "" for node in pairing.unpaired),
         failure=failure,
-        corrected_biases=corrected_biases(quantized.model),
+        corrected_biases=mentioned(quantized.model, CORRECTED_BIASES),
+        smoothed_inputs=mentioned(quantized.model, SMOOTHED_INPUTS),
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import onnx_ir as ir
@@ -47,6 +48,7 @@ from qdqtune.workflows._accuracy_fallback import (
 )
 from qdqtune.workflows._arguments import constraints_of
 from qdqtune.workflows._bias_correction import is_worth_trying, with_corrected_biases
+from qdqtune.workflows._input_smoothing import LEAST_GAIN_DB, with_smoothed_inputs
 from qdqtune.workflows._progress_reporter import ProgressReporter
 from qdqtune.workflows._sample_provider import (
     SampleProvider,
@@ -55,7 +57,8 @@ from qdqtune.workflows._sample_provider import (
     sample_provider,
 )
 from qdqtune.workflows._source_model import Source, open_source
-from qdqtune.workflows.tuning._final_check import Timed, check_written, time_final, why_not_shipped
+from qdqtune.workflows.tuning._final_check import check_written, time_final
+from qdqtune.workflows.tuning._final_round import Finalist, FinalRound, Objective, Role
 
 TIMING_S = 3.0
 """How long the result is timed against the model as given."""
@@ -139,16 +142,48 @@ def quantize_by_rules(request: QuantizeRequest, path: Path, room: Path) -> Quant
             draft = rules.draft({})
         if not draft.placement():
             return target.outcome(None, target.report(draft, "nothing of it can be quantized"))
-        guarded, report = _guard(target, rules, draft, ways)
-        if not guarded.placement:
-            return target.outcome(None, report)
+        finals = _guard(target, rules, draft, ways)
+        if not finals[0].guarded.placement:
+            return target.outcome(None, finals[0].report)
         with steps.step("insert", "model", "writing the result"):
-            inserter = guarded.scaled.inserter
-            candidate = inserter.write(guarded.placement, "quantized")
-            check_written(candidate, inserter, guarded.placement, path)
-    report = _time(target, report, candidate)
-    kept = None if report.kept_float else inserter.model(guarded.placement)
-    return target.outcome(kept, report)
+            for final in finals:
+                check_written(final.write(), final.inserter, final.guarded.placement, path)
+    final = _time(target, finals)
+    is_kept = final.report.kept_float
+    kept = None if is_kept else final.inserter.model(final.guarded.placement)
+    return target.outcome(kept, final.report)
+
+
+@dataclass(frozen=True)
+class _Final:
+    """What may be handed over.
+
+    Attributes:
+        role: Why.
+        guarded: The model.
+        report: What is said of it.
+    """
+
+    role: Role
+    guarded: FallbackResult
+    report: QuantizeReport
+
+    @property
+    def inserter(self) -> Inserter:
+        """What writes it."""
+        return self.guarded.scaled.inserter
+
+    def write(self) -> Path:
+        """Write it, and return the file."""
+        return self.inserter.write(self.guarded.placement, f"quantized_{self.role.name.lower()}")
+
+    def as_finalist(self) -> Finalist:
+        """It as a model of the last comparison."""
+        name, placement = self.role.value, self.guarded.placement
+        return Finalist(
+            name, frozenset(), placement, self.write(), sqnr_db=self.guarded.quality.worst_db,
+            role=self.role,
+        )  # fmt: skip
 
 
 class _Steps:
@@ -189,6 +224,18 @@ class _Target:
     provider: SampleProvider
     kernels: Kernels | None
     steps: _Steps
+
+    @cached_property
+    def why_not_timed(self) -> str:
+        """Why models are not timed; empty if they are."""
+        request = self.request
+        if request.config.performance_threshold is None:
+            return "it was not asked for"
+        entry = registry.entry(request.engine)
+        usable = registry.available(request.engine, request.options.engine_options).usable
+        if not entry.worker_class or not usable:
+            return f"{registry.title(request.engine)} does not run models here"
+        return ""
 
     def report(self, draft: Draft, reason: str, placement: Placement = _NOTHING) -> QuantizeReport:
         """What was decided, before the result is timed; with a reason the model stays float."""
@@ -293,8 +340,12 @@ def _without_range(
 
 def _guard(
     target: _Target, rules: _Rules, draft: Draft, ways: Mapping[RangeMethod, Ranges]
-) -> tuple[FallbackResult, QuantizeReport]:
-    """Try the draft with all ranges, and let ops stay float until the outputs are near enough."""
+) -> list[_Final]:
+    """Try the draft with all ranges, and let ops stay float until the outputs are near enough.
+
+    Returns:
+        What comes of it, and the whole draft with smoothed inputs if that is near enough, too.
+    """
     config, steps, samples = target.request.config, target.steps, target.provider.evaluation_samples
     inserter = Inserter(
         target.base, target.request.dialect, config.quant_type, next(iter(ways.values())),
@@ -323,7 +374,27 @@ def _guard(
             guarded = fallback.guard(
                 scaled, lambda one: _with_better_biases(target, accuracy, draft, one)
             )
-    quality, kernels, reason = guarded.quality, accuracy.kernels, ""
+            found = {Role.RESULT: guarded}
+            best = max(scaled.values(), key=lambda each: each.quality.worst_db)
+            if smoothed := _smoothed(target, accuracy, draft, best):
+                found[Role.SMOOTHED] = smoothed
+    tried_db = {way.value: each.quality.worst_db for way, each in scaled.items()}
+    if Role.SMOOTHED in found and not guarded.placement:
+        del found[Role.RESULT]
+    return [
+        _Final(role, each, _report(target, each, accuracy.kernels, tried_db))
+        for role, each in found.items()
+    ]
+
+
+def _report(
+    target: _Target,
+    guarded: FallbackResult,
+    kernels: Kernels | None,
+    tried_db: Mapping[str, float],
+) -> QuantizeReport:
+    """Describe what came of the rules and of the accuracy."""
+    config, quality, reason = target.request.config, guarded.quality, ""
     if not guarded.placement:
         least_db = config.min_sqnr_db or 0.0
         reason = f"it would be farther from float than {least_db:g} dB"
@@ -331,7 +402,7 @@ def _guard(
             reason = quality.shortfall(least_db)
     report = target.report(guarded.draft, reason, guarded.placement)
     edges = guarded.placement.edges
-    return guarded, replace(
+    return replace(
         report,
         decisions=tuple(
             replace(each, sqnr_db=own.sqnr_db) if (own := guarded.own.get(each.node)) else each
@@ -340,8 +411,9 @@ def _guard(
         added={edge.tensor: rule for edge, rule in guarded.draft.extra.items() if edge in edges},
         calibration=guarded.scaled.inserter.encoder.ranges.source.value,
         method=guarded.scaled.label,
-        tried_db={way.value: each.quality.worst_db for way, each in scaled.items()},
+        tried_db=tried_db,
         corrected_biases=len(guarded.scaled.inserter.corrected(guarded.placement)),
+        smoothed_inputs=len(guarded.scaled.inserter.smoothed(guarded.placement)),
         sqnr_db=quality.against_float,
         scores_db=quality.scores,
         judged_with=registry.title(kernels.engine) if kernels is not None else _AS_WRITTEN,
@@ -367,17 +439,41 @@ def _with_better_biases(
     return scaled
 
 
-def _time(target: _Target, report: QuantizeReport, candidate: Path) -> QuantizeReport:
-    """Time the candidate against the model as given; what is not faster does not ship."""
-    request, steps = target.request, target.steps
+def _smoothed(
+    target: _Target, accuracy: AccuracyEvaluator, draft: Draft, best: Scaled
+) -> FallbackResult | None:
+    """Return the whole draft with smoothed inputs, if that helps and is near enough.
+
+    Smoothing takes time at run time, so nothing is smoothed unless that is measured.
+
+    Args:
+        target: The model.
+        accuracy: Compares outputs.
+        draft: The draft.
+        best: It with the best ranges.
+    """
+    config, provider, least_db = target.request.config, target.provider, best.quality.worst_db
+    is_wanted = config.smoothing != NONE and provider.is_data and not target.why_not_timed
+    if not is_wanted or not is_worth_trying(least_db, config.min_sqnr_db):
+        return None
+    placement, found = draft.placement(), None
+    with target.steps.step("smooth", "accuracy", "smoothing inputs of products"):
+        samples = provider.unevaluated_samples()
+        for inserter in with_smoothed_inputs(best.inserter, placement, target.worker, samples):
+            quality = accuracy.quality(inserter.write(placement, "smoothed"))
+            if quality.worst_db > max(least_db + LEAST_GAIN_DB, found.worst_db if found else 0.0):
+                scaled, found = Scaled(best.label, inserter, quality), quality
+    if found is None or (config.min_sqnr_db and found.shortfall(config.min_sqnr_db)):
+        return None
+    return FallbackResult(draft, placement, scaled, found)
+
+
+def _time(target: _Target, finals: Sequence[_Final]) -> _Final:
+    """Time what may be handed over against the model as given; what is not faster is not."""
+    request, steps, first = target.request, target.steps, finals[0]
     threshold = request.config.performance_threshold
-    if threshold is None:
-        return replace(report, not_timed="it was not asked for")
-    entry = registry.entry(request.engine)
-    usable = registry.available(request.engine, request.options.engine_options).usable
-    if not entry.worker_class or not usable:
-        title = registry.title(request.engine)
-        return replace(report, not_timed=f"{title} does not run models here")
+    if threshold is None or target.why_not_timed:
+        return replace(first, report=replace(first.report, not_timed=target.why_not_timed))
 
     def told(done: int) -> None:
         if done:
@@ -388,18 +484,19 @@ def _time(target: _Target, report: QuantizeReport, candidate: Path) -> QuantizeR
         Worker(request.engine, request.options) as worker,
     ):
         feeds = next(iter(target.provider.evaluation_samples()))
-        (timed,) = time_final(
-            WorkerPool([worker]), target.source.path, [candidate], feeds, Allowance(TIMING_S), told
+        entries = {each.role: each.as_finalist() for each in finals}
+        files = [entry.file for entry in entries.values()]
+        timed = time_final(
+            WorkerPool([worker]), target.source.path, files, feeds, Allowance(TIMING_S), told
         )
-    if not isinstance(timed, Timed):
-        return replace(report, kept_float=True, reason=timed)
-    reason = why_not_shipped(timed.comparison, threshold)
-    return replace(
-        report,
-        baseline_ms=timed.baseline_ms,
-        final_ms=timed.final_ms,
-        comparison=timed.comparison,
-        not_timed="",
-        kept_float=bool(reason),
-        reason=reason,
-    )
+    last = FinalRound(list(entries.values()), dict(zip(files, timed, strict=True)))
+    chosen, reason = last.choose(Objective(threshold), lambda _: "")
+    final = next((each for each in finals if chosen and each.role is chosen.role), first)
+    found = last.time_of(entries[final.role])
+    report = replace(final.report, kept_float=chosen is None, reason=reason)
+    if found is not None:
+        report = replace(
+            report, baseline_ms=found.baseline_ms, final_ms=found.final_ms,
+            comparison=found.comparison, not_timed="",
+        )  # fmt: skip
+    return replace(final, report=report)

@@ -70,6 +70,7 @@ def strip(
             left=reading.left,
             rounded=reading.rounded,
             corrected_biases=reading.corrected,
+            smoothed_inputs=reading.smoothed,
             sqnr_db=sqnr_db,
             model=in_form_of(model, target),
         )

@@ -16,7 +16,7 @@ from qdqtune.records._tuning import Blanket
 from qdqtune.search._space import State
 from qdqtune.workflows.tuning._final_check import PreviousResult, Timed, why_not_shipped
 
-# How much slower a model may be that does not depend on calibration.
+# How much slower a model may be that does not depend on calibration, or is more accurate.
 _NEARLY_AS_FAST = 1.02
 
 
@@ -26,6 +26,7 @@ class Role(Enum):
     RESULT = "the fastest"
     BLANKET = "a whole-model placement that needs no search"
     FRONT = "slower in the search, and more accurate"
+    SMOOTHED = "the fastest, with smoothed inputs of products"
     UNCALIBRATED = "the fastest that needs no calibration"
 
 
@@ -41,6 +42,7 @@ class Finalist:
         method: The method of its ranges; None if nothing is quantized.
         sqnr_db: SQNR of the worst output against the float model; None if unknown.
         role: Why it takes part.
+        is_smoothed: Whether inputs of products are smoothed in it.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Finalist:
     method: RangeMethod | None = None
     sqnr_db: float | None = None
     role: Role = Role.RESULT
+    is_smoothed: bool = False
 
 
 @dataclass(frozen=True)
@@ -196,13 +199,14 @@ class FinalRound:
         )
 
     def _wins(self, rival: Finalist, chosen: Finalist | None) -> bool:
-        """Whether a model is preferred: significantly faster, or calibration makes no odds."""
+        """Whether a model is preferred: it is faster, or as fast and needs less or errs less."""
         if chosen is None:
             return True
         ours, other = self.time_of(chosen), self.time_of(rival)
         if ours is None or other is None or rival.file == chosen.file:
             return False
-        if rival.role is Role.UNCALIBRATED:
+        is_nearer = (rival.sqnr_db or -math.inf) > (chosen.sqnr_db or -math.inf)
+        if rival.role is Role.UNCALIBRATED or (rival.role is Role.SMOOTHED and is_nearer):
             return ours.comparison.ratio <= _NEARLY_AS_FAST * other.comparison.ratio
         return other.is_faster_than(ours)
 

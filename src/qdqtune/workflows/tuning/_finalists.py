@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from qdqtune.config import DEFAULT_MIN_SQNR_DB, NONE
 from qdqtune.graph._files import save_model
+from qdqtune.qdq._insert import Inserter
 from qdqtune.records._accuracy import APPROXIMATE_SQNR, METRIC, SQNR, Rejected
 from qdqtune.records._front import FrontPoint
 from qdqtune.records._placement import Placement
@@ -20,6 +21,7 @@ from qdqtune.workflows._bias_correction import (
     is_worth_trying,
     with_corrected_biases,
 )
+from qdqtune.workflows._input_smoothing import LEAST_GAIN_DB, with_smoothed_inputs
 from qdqtune.workflows.tuning import _folder as names
 from qdqtune.workflows.tuning._accuracy import ChoiceAccuracy
 from qdqtune.workflows.tuning._accuracy_repair import AccuracyRepair, name_groups, parts_of
@@ -32,6 +34,8 @@ from qdqtune.workflows.tuning._time_budget import TOLD_AHEAD_S
 _UNSURE_DB = 1.0
 # Correcting biases takes about as long as this many evaluations.
 _CORRECTION_EVALUATIONS = 8
+# So does smoothing inputs.
+_SMOOTHING_EVALUATIONS = 8
 # By how much more accurate models differ that are tried where accuracy is the objective.
 _STEP_DB = 2.0
 
@@ -49,6 +53,7 @@ class Finalized:
         float_sqnr_db: SQNR of the float model itself against float32, as the engine computes it.
         metric: The user's metric of the result.
         corrected_biases: Number of biases in the result that mean errors were taken off.
+        smoothed_inputs: Number of products in it whose input is smoothed.
         lost_to_accuracy: What had to stay float, and why; empty if nothing did.
         left_float: The groups that had to, as far as that is about this result.
         rejected: Candidates that turned out not to be accurate enough.
@@ -64,6 +69,7 @@ class Finalized:
     float_sqnr_db: float | None = None
     metric: float | None = None
     corrected_biases: int = 0
+    smoothed_inputs: int = 0
     lost_to_accuracy: str = ""
     left_float: State = frozenset()
     rejected: tuple[Rejected, ...] = ()
@@ -116,6 +122,7 @@ class Finalists:
         run: The run.
         space: The search space that choices refer to.
         accuracy: Measures their accuracy, by the source of their ranges; not empty.
+        smoothed: The same with smoothed inputs of products; None if that is not worth it.
         lost: Why the best of the search was not accurate enough, and what was left float of it;
             empty if it was.
         left_float: The groups that were left float so that a choice is accurate enough.
@@ -124,6 +131,7 @@ class Finalists:
     run: TuningRun
     space: Space
     accuracy: dict[RangeMethod, ChoiceAccuracy]
+    smoothed: ChoiceAccuracy | None = field(default=None, init=False)
     lost: str = field(default="", init=False)
     left_float: State = field(default=frozenset(), init=False)
     _is_foreseen: bool = field(default=False, init=False)
@@ -324,7 +332,13 @@ class Finalists:
         """
         if finalist.method is None:
             return ""
-        return self.accuracy[finalist.method].shortfall(finalist.state, with_metric=with_metric)
+        return self.accuracy_of(finalist).shortfall(finalist.state, with_metric=with_metric)
+
+    def accuracy_of(self, finalist: Finalist) -> ChoiceAccuracy:
+        """Return what measures the accuracy of choices as they are in a finalist."""
+        if finalist.is_smoothed and self.smoothed is not None:
+            return self.smoothed
+        return self.accuracy[finalist.method or next(iter(self.accuracy))]
 
     def metric(self, finalist: Finalist, *, most_s: float = math.inf) -> float | None:
         """Return the user's metric of a finalist; None if there is none, or it would take too long.
@@ -335,7 +349,7 @@ class Finalists:
         """
         if self.run.request.evaluate is None:
             return None
-        accuracy = self.accuracy[finalist.method or next(iter(self.accuracy))]
+        accuracy = self.accuracy_of(finalist)
         is_known = accuracy.knows(METRIC, finalist.state)
         if not is_known and self.run.budget.accuracy_s.get(METRIC, math.inf) > most_s:
             return None
@@ -358,11 +372,68 @@ class Finalists:
                 accuracy.known(METRIC, state),
                 shortfall,
             )
-            for accuracy in self.accuracy.values()
+            for accuracy in (*self.accuracy.values(), self.smoothed)
+            if accuracy is not None
             for state, shortfall in accuracy.missed.items()
         )
 
-    def rival(self, name: str, state: State, method: RangeMethod, role: Role) -> Finalist:
+    def with_smoothed_inputs(self, state: State, result: Finalist | None) -> Finalist | None:
+        """Return the fastest choice with smoothed inputs, if that makes it more accurate.
+
+        Smoothing takes time at run time: how much, the last comparison tells.
+
+        Args:
+            state: The fastest choice of the search.
+            result: What is accurate enough of it without smoothing.
+
+        Returns:
+            None if nothing is smoothed, if it does not help enough, or if there is no time.
+        """
+        run = self.run
+        if run.request.config.smoothing == NONE or not run.provider.is_data:
+            return None
+        if not self.space.placement(state):
+            return None
+        method = self._best_ranges(state)
+        before = self.accuracy[method]
+        before_db = before.known(SQNR, state)
+        is_whole = result is not None and result.state == state
+        has_time = run.budget.repair_left_s() >= _SMOOTHING_EVALUATIONS * run.budget.evaluation_s
+        if before_db is None or not has_time:
+            return None
+        if is_whole and not is_worth_trying(before_db, run.request.config.min_sqnr_db):
+            return None
+        run.reporter.tell("accuracy", "smoothing inputs of products")
+        inserters = with_smoothed_inputs(
+            before.inserter, self.space.placement(state), run.runner,
+            run.provider.unevaluated_samples(),
+        )  # fmt: skip
+        self.smoothed = self._nearest(state, before, inserters, before_db + LEAST_GAIN_DB)
+        if self.smoothed is None or self.smoothed.shortfall(state):
+            return None
+        return self.rival(Role.SMOOTHED.value, state, method, Role.SMOOTHED, is_smoothed=True)
+
+    def _nearest(
+        self, state: State, before: ChoiceAccuracy, inserters: Iterable[Inserter], least_db: float
+    ) -> ChoiceAccuracy | None:
+        """Return what writes a choice nearest to float, and nearer than that; None if nothing."""
+        best = None
+        for inserter in inserters:
+            other = ChoiceAccuracy(before.evaluation, self.space, inserter)
+            found_db = other.measured(SQNR, state)
+            if found_db is not None and found_db > least_db:
+                best, least_db = other, found_db
+        return best
+
+    def rival(
+        self,
+        name: str,
+        state: State,
+        method: RangeMethod,
+        role: Role,
+        *,
+        is_smoothed: bool = False,
+    ) -> Finalist:
         """Write a choice as a file that may become the result, unless there is one with it.
 
         Args:
@@ -370,19 +441,22 @@ class Finalists:
             state: The choice.
             method: The method of its ranges.
             role: Why it takes part in the last comparison.
+            is_smoothed: Whether inputs of products are smoothed.
         """
         placement = self.space.placement(state)
         for known in self._known:
-            if known.placement == placement and known.method is method:
+            same = known.placement == placement and known.method is method
+            if same and known.is_smoothed is is_smoothed:
                 return replace(known, name=name, role=role)
         folder = self.run.folder.scratch / f"finalist{len(self._known)}"
         folder.mkdir(exist_ok=True)
-        accuracy = self.accuracy[method]
+        wanted = Finalist(name, state, placement, folder, method, None, role, is_smoothed)
+        accuracy = self.accuracy_of(wanted)
         accuracy.forget_sqnr_db(state)
         sqnr_db = accuracy.measured(SQNR, state)
         file = save_model(accuracy.inserter.model(placement), folder / names.FINAL, force=True)
         check_written(file, accuracy.inserter, placement, self.run.request.file)
-        written = Finalist(name, state, placement, file, method, sqnr_db, role)
+        written = replace(wanted, file=file, sqnr_db=sqnr_db)
         self._known.append(written)
         return written
 
@@ -424,14 +498,11 @@ class Finalists:
             return
         tried.add((method, state))
         run.reporter.tell("accuracy", f"correcting biases, with {method.value} ranges")
-        for inserter in with_corrected_biases(
+        inserters = with_corrected_biases(
             accuracy.inserter, self.space.placement(state), run.runner,
             run.provider.unevaluated_samples(),
-        ):  # fmt: skip
-            other = ChoiceAccuracy(accuracy.evaluation, self.space, inserter)
-            found_db = other.measured(SQNR, state)
-            if found_db is not None and found_db > before_db:
-                self.accuracy[method], before_db = other, found_db
+        )  # fmt: skip
+        self.accuracy[method] = self._nearest(state, accuracy, inserters, before_db) or accuracy
 
     def _correct(
         self, state: State, accuracy: ChoiceAccuracy, *, with_metric: bool = True

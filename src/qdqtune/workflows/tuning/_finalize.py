@@ -97,6 +97,7 @@ class Finalizer:
         rivals = [
             result,
             finalists.blanket(result, blankets),
+            finalists.with_smoothed_inputs(outcome.fastest, result),
             *(self._finder.finalists_beyond(result) if result is not None else ()),
             finalists.uncalibrated(result, self.evaluator.fastest_without_ranges()),
         ]
@@ -237,10 +238,14 @@ class Finalizer:
             # It was about another model.
             found = replace(found, lost_to_accuracy="", left_float=frozenset())
         if shipped.method is not None:
-            inserter = self.finalists.accuracy[shipped.method].inserter
+            inserter = self.finalists.accuracy_of(shipped).inserter
             self._write_region_models(shipped.state, inserter)
             self.evaluator.write_with(inserter)
-            found = replace(found, corrected_biases=len(inserter.corrected(shipped.placement)))
+            found = replace(
+                found,
+                corrected_biases=len(inserter.corrected(shipped.placement)),
+                smoothed_inputs=len(inserter.smoothed(shipped.placement)),
+            )
         return replace(found, metric=self.finalists.metric(shipped))
 
     def _write_region_models(self, chosen: State, inserter: Inserter) -> None:

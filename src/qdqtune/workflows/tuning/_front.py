@@ -125,8 +125,9 @@ class FrontFinder:
         key = self.evaluator.key(model.state)
         file, candidate = model.file, self.evaluator.journal.name_of(key)
         if not is_shipped:
-            inserter = self.finalists.accuracy[model.method].inserter
-            file = inserter.write(model.placement, f"{candidate}_{model.method.value}")
+            inserter = self.finalists.accuracy_of(model).inserter
+            name = f"{candidate}_{model.method.value}{'_smoothed' * model.is_smoothed}"
+            file = inserter.write(model.placement, name)
         metric = self.finalists.metric(model, most_s=0.0)
         return FrontPoint(
             name=model.name,

@@ -484,6 +484,7 @@ def summarize(result: RunResult, model: Path) -> Summary:
         rejected=final.rejected,
         front=final.front,
         corrected_biases=final.corrected_biases,
+        smoothed_inputs=final.smoothed_inputs,
         workers=figures_of(run.pool),
     )
 
