@@ -207,8 +207,9 @@ def test_tune_smooths_inputs_where_accuracy_is_short(tmp_path: Path) -> None:
         tuned(folder, smoothing=name, min_sqnr_db=25.0) for name, folder in folders.items()
     )
     assert without.summary.smoothed_inputs == 0
-    assert without.summary.kept_float or "left float" in without.summary.lost_to_accuracy
     assert not first.summary.kept_float
+    assert first.summary.qdq_pairs > without.summary.qdq_pairs
+    assert first.summary.speedup > without.summary.speedup
     assert first.summary.smoothed_inputs == len(PRODUCTS)
     assert (first.summary.output_sqnr_db or 0.0) >= 25.0
     assert "are smoothed" in tune_text(first)

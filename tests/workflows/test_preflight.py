@@ -32,9 +32,6 @@ from qdqtune.workflows.tuning import (
     _baseline as baseline,
 )
 from qdqtune.workflows.tuning import (
-    _finalize as finalize,
-)
-from qdqtune.workflows.tuning import (
     _preflight as preflight,
 )
 from qdqtune.workflows.tuning import (
@@ -140,13 +137,12 @@ def test_a_run_goes_by_that_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     started: list[float] = []
 
     class Started(Worker):
-        def close(self) -> None:
+        def restart(self, opening: int) -> None:
             started.append(self.timeout_s)
-            super().close()
+            super().restart(opening)
 
     monkeypatch.setattr(baseline, "build_limit_s", limit)
-    for module in (setup, finalize):
-        monkeypatch.setattr(module, "Worker", Started)
+    monkeypatch.setattr(setup, "Worker", Started)
     weights = np.random.default_rng(0).normal(size=(64, 64, 3, 3)).astype(np.float32)
     text = "g (float[1,64,16,16] x) => (float[1,64,16,16] y) { y = Conv<pads=[1,1,1,1]>(x, w) }"
     onnx.save(model_from_text(text, w=weights), tmp_path / "model.onnx")
@@ -155,7 +151,7 @@ def test_a_run_goes_by_that_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         max_benchmarks=1, output_dir=tmp_path / "run",
     )  # fmt: skip
     assert [worker.timeout_s for worker in engine] == [77.0]
-    assert len(started) > 1  # those of the last comparison, and that of the search
+    assert len(started) > 1  # the processes of the last comparison
     assert set(started) == {77.0}
 
 

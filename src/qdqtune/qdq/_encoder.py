@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -60,6 +60,20 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Changes:
+    """Changes to a float model that make its quantized form more accurate.
+
+    Attributes:
+        shifts: What is taken off biases while their ops are quantized, by tensor.
+        smoothings: How inputs are smoothed while they and the weight are quantized, by the names of
+            the products that read them.
+    """
+
+    shifts: Mapping[str, Array] = field(default_factory=dict)
+    smoothings: Mapping[str, Smoothing] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class _Operands:
     """What a weighted op reads: looked up once, asked for in every candidate."""
 
@@ -80,9 +94,7 @@ class Encoder:
         given: Encodings by tensor that came with the model; they go before ranges and values.
 
     Attributes:
-        shifts: What is taken off biases while their ops are quantized, by tensor.
-        smoothings: How inputs are smoothed while they and the weight are quantized, by the names of
-            the products that read them.
+        changes: What is changed in the float model where it is quantized.
     """
 
     def __init__(
@@ -99,8 +111,7 @@ class Encoder:
         dialect.format_of(quant_type)  # a type that it doesn't have is refused here
         self.ranges = ranges
         self.given = given or {}
-        self.shifts: Mapping[str, Array] = {}
-        self.smoothings: Mapping[str, Smoothing] = {}
+        self.changes = Changes()
         self._rules = {node.name: role_rule(dialect, node) for node in index.nodes}
         self._shared = SharedEncodings(index, dialect)
         self._operands: dict[str, _Operands] = {}
@@ -116,7 +127,7 @@ class Encoder:
 
     def with_ranges(self, ranges: Ranges) -> Encoder:
         """Another one, with other ranges and no shifts; what doesn't depend on them is shared."""
-        other = self.with_shifts({}) if self.shifts else copy.copy(self)
+        other = self.with_shifts({}) if self.changes.shifts else copy.copy(self)
         other.ranges = ranges
         other._activations = {}
         return other
@@ -124,14 +135,14 @@ class Encoder:
     def with_shifts(self, shifts: Mapping[str, Array]) -> Encoder:
         """Another one, which corrects biases; see `shifted`."""
         other = copy.copy(self)
-        other.shifts = shifts
+        other.changes = replace(self.changes, shifts=shifts)
         other._constants = {key: kept for key, kept in self._constants.items() if key[0] == _OWN}
         return other
 
     def with_smoothings(self, smoothings: Mapping[str, Smoothing]) -> Encoder:
         """Another one, which smooths inputs; biases are not corrected in it."""
         other = self.with_shifts({})
-        other.smoothings = smoothings
+        other.changes = Changes(smoothings=smoothings)
         other._constants = {
             key: kept for key, kept in other._constants.items() if not key[-1]
         }  # of weights by themselves as they are
@@ -139,7 +150,7 @@ class Encoder:
 
     def smoothed(self, edges: Collection[Edge]) -> list[str]:
         """The names of the products whose input is smoothed in an effective placement."""
-        operands = map(self._operands_of, self.smoothings)
+        operands = map(self._operands_of, self.changes.smoothings)
         return [each.data.node for each in operands if each.data in edges and each.weight in edges]
 
     def values(self, pair: Pair) -> Array:
@@ -151,7 +162,7 @@ class Encoder:
     def shifted(self, tensor: str) -> Array:
         """The values of a constant, less its shift if it has one."""
         values = self._values(tensor)
-        shift = self.shifts.get(tensor)
+        shift = self.changes.shifts.get(tensor)
         if shift is None:
             return values
         return (values.astype(np.float64) - shift.reshape(values.shape)).astype(values.dtype)
@@ -161,10 +172,10 @@ class Encoder:
         digest = hashlib.blake2b(self.ranges.digest().encode(), digest_size=16)
         for name in sorted(self.given):
             digest.update(repr((name, self.given[name])).encode())
-        for name in sorted(self.shifts):
-            digest.update(name.encode() + self.shifts[name].tobytes())
-        for name in sorted(self.smoothings):
-            digest.update(name.encode() + self.smoothings[name].factors.tobytes())
+        for name, shift in sorted(self.changes.shifts.items()):
+            digest.update(name.encode() + shift.tobytes())
+        for name, smoothing in sorted(self.changes.smoothings.items()):
+            digest.update(name.encode() + smoothing.factors.tobytes())
         return digest.hexdigest()
 
     def pairs(self, edges: Iterable[Edge]) -> list[Pair]:
@@ -247,12 +258,13 @@ class Encoder:
 
     def _smoothing(self, edge: Edge, siblings: Siblings) -> Smoothing | None:
         """How the input or weight of a product is smoothed: only if both are quantized."""
-        if edge.node not in self.smoothings:
+        smoothing = self.changes.smoothings.get(edge.node)
+        if smoothing is None:
             return None
         operands = self._operands_of(edge.node)
         both = (operands.data, operands.weight)
         is_either = edge in both and siblings.wanted.issuperset(both)
-        return self.smoothings[edge.node] if is_either else None
+        return smoothing if is_either else None
 
     def _data(self, edge: Edge, siblings: Siblings) -> Encoding:
         """The encoding of what an op reads; smoothed, it has one of its own."""

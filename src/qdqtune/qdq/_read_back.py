@@ -99,9 +99,8 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
     dynamic = [stripper.make_static(op) for op in find_dynamic_ops(model.graph)]
     smoothed = list(smoothed_products(model.graph))
     stripper.undo_smoothing(smoothed)
-    for node in list(model.graph):
-        if is_op(node, DEQUANTIZE):
-            stripper.take_out(node)
+    dequantizers = [node for node in model.graph if is_op(node, DEQUANTIZE)]
+    pairs = sum([stripper.take_out(node) for node in dequantizers])
     stripper.carry_on()
     stripper.clean_up()
     if dynamic:
@@ -111,7 +110,7 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
     reading = stripper.reading(dynamic, unfused)
     if corrected:
         reading.corrected = stripper.put_biases_back(reading.placement, corrected)
-    reading.smoothed = len(smoothed)
+    reading.pairs, reading.smoothed = pairs, len(smoothed)
     return reading
 
 
@@ -159,11 +158,9 @@ class _Stripper:
         self._replaced: list[ir.Value] = []
         self._restored: dict[object, ir.Value] = {}
         self._rounded: set[str] = set()
-        # By the constant that has the weight of a smoothed product.
-        self._smoothed: dict[ir.Value, SmoothedProduct] = {}
-        self._of_smoothed: set[ir.Node] = set()
+        # By the constant that has the product's weight, and by the DQ of its input and weight.
+        self._smoothed: dict[ir.Value | ir.Node, SmoothedProduct] = {}
         self._names = FreeNames(value_names(model))
-        self._pairs = 0
 
     def make_static(self, op: DynamicOp) -> ir.Node:
         """Put the float op back in the place of a dynamic one, and return it."""
@@ -205,7 +202,7 @@ class _Stripper:
             for user, index in tuple(divides.outputs[0].uses()):
                 user.replace_input_with(index, divides.inputs[0])
             self._removed.append(divides)
-            self._of_smoothed.update(product.pair)
+            self._smoothed.update(dict.fromkeys(product.pair, product))
             if weight is not None:
                 self._smoothed[weight] = product
             quantizer = product.pair[1].inputs[0].producer() if product.pair[1].inputs[0] else None
@@ -224,11 +221,12 @@ class _Stripper:
         self._names.taken.add(name)
         return add_constant(self._graph, name, tensor)
 
-    def take_out(self, node: ir.Node) -> None:
+    def take_out(self, node: ir.Node) -> bool:
+        """Take out a DequantizeLinear; returns whether it was understood."""
         encoding = _encoding_of(node)
         stored = node.inputs[0]
         if encoding is None or stored is None:
-            return
+            return False
         producer, between = stored.producer(), []
         if producer is not None and _narrows(producer):
             between.append(producer)
@@ -238,7 +236,7 @@ class _Stripper:
             origin = self._looked_up(producer, encoding, node.outputs[0])
         elif producer is not None and is_op(producer, QUANTIZE):
             if not _is_pair(producer, encoding):
-                return
+                return False
             origin = producer.inputs[0]
             self._removed += (producer, *between)
             if self._foreign and origin is not None:
@@ -250,13 +248,13 @@ class _Stripper:
             # The name of the DQ is free: it goes.
             origin = self._restore(name, constant, encoding, stored, node.outputs[0].name)
         else:
-            return
+            return False
         assert origin is not None
-        self._pairs += 1
         self._removed.append(node)
-        if node not in self._of_smoothed:  # its scale is that of something else
+        if node not in self._smoothed:  # its scale is that of something else
             self._encodings.append((origin, encoding))
         self._hand_over(node.outputs[0], origin)
+        return True
 
     def _looked_up(
         self, lookup: ir.Node, encoding: ReadEncoding, dequantized: ir.Value
@@ -480,7 +478,7 @@ class _Stripper:
             encodings[name] = wider(encodings.get(name, encoding), encoding)
         nodes = (node for graph in self._model.graphs() for node in graph)
         left = sum(is_op(node, *QDQ_OPS, *INTEGER_PRODUCTS) for node in nodes)
-        return ReadResult(placement, encodings, self._pairs, left, len(self._rounded))
+        return ReadResult(placement, encodings, left=left, rounded=len(self._rounded))
 
 
 def _dequantized(

@@ -185,17 +185,29 @@ class Finalists:
         model = self._model(accuracy, state, (state, kept, *accuracy.missed))
         return AccuratePart(kept, accuracy, model, least_db)
 
-    def more_accurate(self, state: State, most: int) -> list[State]:
+    def more_accurate(
+        self,
+        state: State,
+        most: int,
+        *,
+        method: RangeMethod | None = None,
+        most_s: float = math.inf,
+    ) -> list[State]:
         """Return ever smaller parts of a choice, without what harms most for its latency.
 
         Args:
             state: The best choice.
             most: The maximum number of parts.
+            method: The method of the ranges; the first one by default.
+            most_s: Time limit in seconds, besides the budget.
         """
-        accuracy, reporter = next(iter(self.accuracy.values())), self.run.reporter
+        accuracy, reporter = self.accuracy[method or next(iter(self.accuracy))], self.run.reporter
         reporter.tell("accuracy", "looking for what harms accuracy most")
-        progress = reporter.progress("accuracy")
-        left_s = self.run.budget.repair_left_s
+        progress, end_s = reporter.progress("accuracy"), reporter.elapsed_s + most_s
+
+        def left_s() -> float:
+            return min(end_s - reporter.elapsed_s, self.run.budget.repair_left_s())
+
         ranked = AccuracyRepair(self.space, accuracy, left_s, progress).ranked(
             parts_of(self.space, state)
         )

@@ -21,8 +21,9 @@ from qdqtune.workflows.tuning._search import CandidateEvaluator
 
 # Candidates whose error is measured, besides the result's.
 _MOST_EVALUATED = 12
-# Models of the last comparison that are there for the front alone.
-_MOST = 3
+# Models of the last comparison that are there for the front alone; if the search saw fewer than the
+# least, parts of the result are taken, without what harms most.
+_MOST, _LEAST = 3, 2
 # What is hardly more accurate than another model is no choice of its own.
 _LEAST_DB = 0.5
 # Measuring errors takes at most this part of the run's time, or these seconds.
@@ -101,10 +102,22 @@ class FrontFinder:
         ]
         front = not_beaten(better, speedups.__getitem__, lambda state: _rounded(found[state]))
         trades = [Trade(speedups[state], found[state] - found[result.state]) for state in front]
+        chosen = [front[each] for each in best_trades(trades, most)]
+        if run.provider.is_data and (room := min(most, _LEAST) - len(chosen)) > 0:
+            more = self.finalists.more_accurate(
+                result.state, room, method=result.method, most_s=self._most_s
+            )
+            chosen += (state for state in more if state not in chosen)
         return [
-            self.finalists.rival(self._name(front[each]), front[each], result.method, Role.FRONT)
-            for each in best_trades(trades, most)
+            self.finalists.rival(self._name(state), state, result.method, Role.FRONT)
+            for state in chosen
         ]
+
+    @property
+    def _most_s(self) -> float:
+        """The seconds that measuring errors may take."""
+        run = self.evaluator.run
+        return min(max(_LEAST_S, _PART * run.reporter.elapsed_s), run.budget.repair_left_s())
 
     def points(
         self, final: FinalRound, front: Sequence[Finalist], shipped: Finalist
@@ -150,8 +163,8 @@ class FrontFinder:
 
         These are the ones that the estimates so far have there; every measurement improves them.
         """
-        run, began_s = self.evaluator.run, self.evaluator.run.reporter.elapsed_s
-        most_s = min(max(_LEAST_S, _PART * began_s), run.budget.repair_left_s())
+        run, most_s = self.evaluator.run, self._most_s
+        began_s = run.reporter.elapsed_s
         model = ErrorModel(self.evaluator.problem.space)
         measured = {
             state: accuracy.measured(SQNR, state)
