@@ -257,7 +257,7 @@ def tuned(folder: Path, **options: Any) -> TuneResult:
     return tune(
         folder / "model.onnx", output_dir=folder / "run", engine="simulated", engine_options=QUIET,
         calibration_data=samples(size=32), calibration_method="max", preset="quick",
-        max_benchmarks=3, min_sqnr_db=32.5, report=False, **options,
+        min_sqnr_db=32.5, report=False, **{"max_benchmarks": 3, **options},
     )  # fmt: skip
 
 
@@ -271,6 +271,13 @@ def test_tune_corrects_biases_and_a_resumed_run_again(tmp_path: Path) -> None:
     assert again.summary.corrected_biases == first.summary.corrected_biases
     assert again.summary.output_sqnr_db == first.summary.output_sqnr_db
     assert again.summary.final_sha256 == first.summary.final_sha256
+
+
+def test_a_search_goes_on_if_that_is_all_its_best_seed_lacked(tmp_path: Path) -> None:
+    corrected = tuned(tmp_path, max_benchmarks=40).summary
+    assert corrected.corrected_biases > 0
+    assert not corrected.lost_to_accuracy
+    assert corrected.benchmarks > 5
 
 
 def test_less_stays_float_for_it(tmp_path: Path) -> None:

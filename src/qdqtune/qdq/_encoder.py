@@ -143,9 +143,8 @@ class Encoder:
         """Another one, which smooths inputs; biases are not corrected in it."""
         other = self.with_shifts({})
         other.changes = Changes(smoothings=smoothings)
-        other._constants = {
-            key: kept for key, kept in other._constants.items() if not key[-1]
-        }  # of weights by themselves as they are
+        known = other._constants.items()  # of weights, smoothed or not
+        other._constants = {key: kept for key, kept in known if not key[-1]}
         return other
 
     def smoothed(self, edges: Collection[Edge]) -> list[str]:
@@ -322,7 +321,7 @@ class Encoder:
         if bias is None or bias not in siblings.wanted:
             return encoding
         data = self._data(operands.data, siblings)
-        key = ("weight for a bias", name, bias.tensor, operands.axis, data.key)
+        key = ("weight for a bias", name, bias.tensor, operands.axis, data.key, encoding.key)
         if key not in self._constants:
             precision = self._precision(name)
             self._constants[key] = fit_bias(encoding, self.shifted(bias.tensor), data, precision)

@@ -514,6 +514,8 @@ def search(
             if stopped == FINISHED and can_restart and evaluator.tries < most:
                 found = finalists.accurate_part(best, with_metric=not is_short)
             if found is None:
+                if is_short:  # not with the best ranges and corrected biases: it goes on
+                    continue
                 break
             part, inaccurate = found, inaccurate or best
             _restart(evaluator, part, most)
