@@ -475,7 +475,8 @@ def _subgraphs(summary: Summary) -> list[str]:
 _LONGEST_FAILURE = 60
 _LISTED = ("candidate", "tensors", "latency ms", "speedup", "output SQNR", "metric", "note")
 _LISTED_NOTE = (
-    "Speedups are the search's estimates over float; latencies were measured at different times."
+    "Speedups are the search's estimates over float; latencies were measured at different times, "
+    "and smoothing was not timed in the search."
 )
 
 
