@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from qdqtune.graph._fingerprint import fingerprint
 from qdqtune.graph._index import name_nodes
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.graph._shapes import infer_shapes
+from qdqtune.qdq._at_run_time import why_not_dynamic
 from qdqtune.qdq._dialect import Dialect
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._op_units import canonical, merge, unit
@@ -81,6 +83,13 @@ def test_smoothed_inputs_are_undone(
         products = [index.node[name] for name in smoothings if data.draw(st.booleans())]
         units = [unit(index, dialect, node, whole=False) for node in products]
         placement = merge([draw_placement(data.draw, index, dialect), *units])
+        dynamic = frozenset(
+            name
+            for name in smoothings
+            if not why_not_dynamic(index, dialect, index.node[name]) and data.draw(st.booleans())
+        )
+        static = frozenset(edge for edge in placement.edges if edge.node not in dynamic)
+        placement = replace(placement, edges=static, dynamic=dynamic)
         path = inserter.write(placement, "candidate")
         onnx.checker.check_model(str(path), full_check=True)
 
@@ -88,7 +97,7 @@ def test_smoothed_inputs_are_undone(
         smoothed = inserter.smoothed(placement)
         assert mentioned(candidate, SMOOTHED_INPUTS) == len(smoothed)
         assert sum((n.doc_string or "").startswith(SMOOTHED) for n in candidate.graph) == len(
-            {index.reads(index.node[name])[0] for name in smoothed}
+            {(index.reads(index.node[name])[0], name in dynamic) for name in smoothed}
         )
         assert read(candidate).placement == canonical(index, placement)
         reading = strip(candidate, weights_from=index.model)

@@ -121,6 +121,26 @@ def test_the_error_of_the_output_shrinks(plain: Inserter, worker: Worker) -> Non
     assert min(errors) < 0.1 * float(np.square(before).mean())
 
 
+def test_dynamic_products_are_smoothed_too(worker: Worker, plain: Inserter) -> None:
+    if "MatMul" not in plain.dialect.dynamic:
+        pytest.skip("the dialect has no dynamic products")
+    placement = Placement(dynamic=frozenset(PRODUCTS))
+    exact = outputs(worker, plain.base.write(plain.base.whole(), "float"))
+    before = np.square(outputs(worker, plain.write(placement, "dynamic")) - exact).mean()
+    smoothed = with_smoothed_inputs(plain, placement, worker, samples())
+    errors = []
+    for inserter in smoothed:
+        assert sorted(inserter.smoothed(placement)) == PRODUCTS
+        written = inserter.proto(placement)
+        assert sum(node.doc_string.startswith(SMOOTHED) for node in written.graph.node) == 3
+        after = outputs(worker, inserter.write(placement, "smoothed")) - exact
+        errors.append(float(np.square(after).mean()))
+        reading = read(inserter.model(placement))
+        assert (reading.placement, reading.smoothed) == (placement, len(PRODUCTS))
+        assert not reading.encodings  # they are those of multiplied weights
+    assert min(errors) < 0.1 * before
+
+
 def test_products_that_share_an_input_share_its_smoothing(plain: Inserter, worker: Worker) -> None:
     inserter = with_smoothed_inputs(plain, whole(plain), worker, samples())[0]
     written = inserter.proto(whole(plain))

@@ -5,22 +5,24 @@ What is special about each kind of them is in its form: how it is written and fo
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 import onnx
 import onnx_ir as ir
+from onnx.helper import make_node
 
 from qdqtune.graph._fingerprint import tensor_digest
 from qdqtune.graph._index import FreeNames
 from qdqtune.graph._prepared_model import PreparedModel, constant_part, node_part
-from qdqtune.graph._weights import values_of
 from qdqtune.qdq._at_run_time import why_not_dynamic
 from qdqtune.qdq._dynamic_form import Candidate, DynamicForm, DynamicOp
 from qdqtune.qdq._dynamic_lstm import DynamicLstm
 from qdqtune.qdq._dynamic_product import INTEGER_PRODUCT, DynamicProduct
 from qdqtune.qdq._encoder import Encoder
 from qdqtune.qdq._encoding import quantize
+from qdqtune.qdq._smoothing import SMOOTHED
 from qdqtune.records._errors import UsageError
 from qdqtune.records._placement import Edge
 
@@ -32,7 +34,8 @@ FORMS: Mapping[str, DynamicForm] = {name: form for form in _FORMS for name in fo
 """How ops are written if they are dynamic, by op type."""
 
 _SUFFIXES = (
-    "_quantized", "_scale", "_zero_point", "_int32", "_cast", "_scales", "_product",
+    "_quantized", "_scale", "_zero_point", "_int32", "_cast", "_scales", "_product", "_smoothed",
+    "_factors",
 )  # fmt: skip
 
 Key = tuple[str, bool]
@@ -54,6 +57,12 @@ class DynamicOps:
         self._names = names
         self._prefixes: dict[str, str] = {}
         self._weights: dict[Key, tuple[list[str], bytes]] = {}
+
+    def with_encoder(self, encoder: Encoder) -> DynamicOps:
+        """Another one, with other weights."""
+        other = copy.copy(self)
+        other._encoder, other._weights = encoder, {}
+        return other
 
     def check(self, ops: Collection[str], edges: Iterable[Edge]) -> None:
         """Make sure that ops can be dynamic.
@@ -93,7 +102,17 @@ class DynamicOps:
     def constants(self, name: str) -> list[tuple[Key, bytes]]:
         """The initializers of each weight of a dynamic op, as parts of a graph."""
         positions = self._positions(name)
-        return [(self._key(name, each), self._weight(name, each)[1]) for each in positions]
+        found = [(self._key(name, each), self._weight(name, each)[1]) for each in positions]
+        if (smoothing := self._encoder.changes.smoothings.get(name)) is not None:
+            label = f"{self._prefix(self._data(name))}_factors"
+            values = ir.Tensor((1.0 / smoothing.factors).astype(np.float32))
+            reference = self._base.store.reference((label, tensor_digest(values)), label, values)
+            found.append(((label, False), constant_part(reference)))
+        return found
+
+    def _data(self, name: str) -> str:
+        """The tensor that an op quantizes at run time."""
+        return self._base.index.reads(self._base.index.node[name])[0]
 
     def new_candidate(self) -> Candidate:
         """What dynamic ops of one candidate have in common."""
@@ -109,8 +128,20 @@ class DynamicOps:
         """
         node = self._base.index.node[name]
         stored = [self._weight(name, position)[0] for position in self._positions(name)]
+        before = []
+        if name in self._encoder.changes.smoothings:
+            source = str(proto.input[0])
+            divided = f"{self._prefix(source)}_smoothed"
+            if divided not in candidate.quantized:
+                factors = f"{self._prefix(self._data(name))}_factors"
+                divides = make_node("Mul", [source, factors], [divided], name=f"{divided}_Mul")
+                divides.doc_string = SMOOTHED + source
+                before.append(divides)
+            whole, proto = proto, onnx.NodeProto()
+            proto.CopyFrom(whole)
+            proto.input[0] = divided
         written = FORMS[node.op_type].nodes(node, proto, stored, candidate)
-        return b"".join(map(node_part, written))
+        return b"".join(map(node_part, (*before, *written)))
 
     def _positions(self, name: str) -> Mapping[int, bool]:
         """Where an op reads its weights, and whether it stores them with axes swapped."""
@@ -126,10 +157,8 @@ class DynamicOps:
         """Names of the constants that stand for a weight; all of them, written."""
         tensor, is_turned = key = self._key(name, position)
         if key not in self._weights:
-            encoding = self._encoder.dynamic_weight(name, position)
-            constant = self._base.index.value[tensor].const_value
-            assert constant is not None
-            values = quantize(values_of(constant), encoding)
+            weight, encoding = self._encoder.dynamic_weight(name, position)
+            values = quantize(weight, encoding)
             prefix = self._prefix(f"{tensor}_transposed" if is_turned else tensor)
             form = FORMS[self._base.index.node[name].op_type]
             stored = form.constants(values.swapaxes(-1, -2) if is_turned else values, encoding)

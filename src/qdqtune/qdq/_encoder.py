@@ -147,10 +147,19 @@ class Encoder:
         other._constants = {key: kept for key, kept in known if not key[-1]}
         return other
 
-    def smoothed(self, edges: Collection[Edge]) -> list[str]:
-        """The names of the products whose input is smoothed in an effective placement."""
-        operands = map(self._operands_of, self.changes.smoothings)
-        return [each.data.node for each in operands if each.data in edges and each.weight in edges]
+    def smoothed(self, edges: Collection[Edge], dynamic: Collection[str]) -> list[str]:
+        """The names of the products whose input is smoothed in an effective placement.
+
+        Args:
+            edges: Its edges.
+            dynamic: Its dynamic ops.
+        """
+        operands = {name: self._operands_of(name) for name in self.changes.smoothings}
+        return [
+            name
+            for name, each in operands.items()
+            if name in dynamic or (each.data in edges and each.weight in edges)
+        ]
 
     def values(self, pair: Pair) -> Array:
         """The values of a constant as they are to be quantized."""
@@ -202,11 +211,12 @@ class Encoder:
             found.setdefault(key, pair).edges.append(edge)
         return list(found.values())
 
-    def dynamic_weight(self, name: str, position: int) -> Encoding:
-        """The encoding of a dynamic op's weight, which it reads at this position."""
-        node = self.index.node[name]
+    def dynamic_weight(self, name: str, position: int) -> tuple[Array, Encoding]:
+        """A dynamic op's weight, which it reads at this position, and its encoding."""
+        node, smoothing = self.index.node[name], self.changes.smoothings.get(name)
         tensor = self.index.reads(node)[position]
-        return self._own_weight(tensor, self._axis(node, tensor), name, None)
+        encoding = self._own_weight(tensor, self._axis(node, tensor), name, smoothing)
+        return self._multiplied(tensor, name, smoothing), encoding
 
     def _check(self, edge: Edge) -> None:
         index = self.index

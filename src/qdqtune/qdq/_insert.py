@@ -116,12 +116,13 @@ class Inserter:
         """
         other = self.with_shifts({})
         other.encoder = self.encoder.with_smoothings(smoothings)
+        other._dynamic = self._dynamic.with_encoder(other.encoder)
         other._serialized = {k: pair for k, pair in other._serialized.items() if not k[2]}
         return other
 
     def smoothed(self, placement: Placement) -> list[str]:
         """The products whose input is smoothed in a placement."""
-        return self.encoder.smoothed(self.index.effective(placement))
+        return self.encoder.smoothed(self.index.effective(placement), placement.dynamic)
 
     def corrected(self, placement: Placement) -> list[str]:
         """The biases that are corrected in a placement: those of ops that it quantizes."""
@@ -199,7 +200,7 @@ class Inserter:
                     rewiring.feed(tensor, serialized) for serialized in behind.get(tensor, ())
                 )
         opsets = self._dynamic.opsets(placement.dynamic)
-        metadata, smoothed = self._metadata, self.encoder.smoothed(edges)
+        metadata, smoothed = self._metadata, self.encoder.smoothed(edges, placement.dynamic)
         if corrected:
             metadata = {**metadata, CORRECTED_BIASES: str(len(corrected))}
         if smoothed:

@@ -30,7 +30,7 @@ from qdqtune.qdq._dynamic_form import DynamicOp, StoredWeight
 from qdqtune.qdq._encoding import ReadEncoding, dequantize, wider
 from qdqtune.qdq._insert import COPY_OF, CORRECTED_BIASES, UNFUSED_ADD
 from qdqtune.qdq._op_units import canonical, own_bias
-from qdqtune.qdq._smoothing import SmoothedProduct, smoothed_products
+from qdqtune.qdq._smoothing import MultipliedWeight, SmoothedProduct, factors_of, smoothed_products
 from qdqtune.records._errors import ModelError
 from qdqtune.records._placement import Edge, Placement
 
@@ -97,8 +97,7 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
     stripper = _Stripper(model, weights_from, foreign=not own)
     unfused = _fuse_sums(model.graph)
     dynamic = [stripper.make_static(op) for op in find_dynamic_ops(model.graph)]
-    smoothed = list(smoothed_products(model.graph))
-    stripper.undo_smoothing(smoothed)
+    stripper.undo_smoothing(list(smoothed_products(model.graph)))
     dequantizers = [node for node in model.graph if is_op(node, DEQUANTIZE)]
     pairs = sum([stripper.take_out(node) for node in dequantizers])
     stripper.carry_on()
@@ -110,7 +109,7 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
     reading = stripper.reading(dynamic, unfused)
     if corrected:
         reading.corrected = stripper.put_biases_back(reading.placement, corrected)
-    reading.pairs, reading.smoothed = pairs, len(smoothed)
+    reading.pairs, reading.smoothed = pairs, stripper.smoothed
     return reading
 
 
@@ -159,11 +158,26 @@ class _Stripper:
         self._restored: dict[object, ir.Value] = {}
         self._rounded: set[str] = set()
         # By the constant that has the product's weight, and by the DQ of its input and weight.
-        self._smoothed: dict[ir.Value | ir.Node, SmoothedProduct] = {}
+        self._smoothed: dict[ir.Value | ir.Node, MultipliedWeight] = {}
         self._names = FreeNames(value_names(model))
+
+    def undo_dynamic_smoothing(self, op: DynamicOp) -> DynamicOp:
+        """Return a dynamic op with its input as it was, and note its weight."""
+        source, weight = op.inputs[0], op.weight
+        divides = source.producer() if isinstance(source, ir.Value) else None
+        factors = factors_of(divides)
+        if divides is None or factors is None:
+            return op
+        multiplied = MultipliedWeight(factors, int(weight.is_turned))
+        if not multiplied.fits(weight.steps()):
+            return op
+        self._smoothed[weight.value] = multiplied
+        self._removed.append(divides)
+        return replace(op, inputs=(divides.inputs[0], *op.inputs[1:]))
 
     def make_static(self, op: DynamicOp) -> ir.Node:
         """Put the float op back in the place of a dynamic one, and return it."""
+        op = self.undo_dynamic_smoothing(op)
         inputs = [
             self._float_weight(each) if isinstance(each, StoredWeight) else each
             for each in op.inputs
@@ -188,12 +202,18 @@ class _Stripper:
     def _float_weight(self, weight: StoredWeight) -> ir.Value:
         """The float weight of a dynamic op."""
         value = self._restore(weight.name, weight.steps(), weight.encoding, weight.value)
-        self._encodings.append((value, weight.encoding))
+        if weight.value not in self._smoothed:
+            self._encodings.append((value, weight.encoding))
         return value
 
     @property
     def _graph(self) -> ir.Graph:
         return self._model.graph
+
+    @property
+    def smoothed(self) -> int:
+        """How many products had a smoothed input."""
+        return sum(isinstance(each, ir.Value) for each in self._smoothed)
 
     def undo_smoothing(self, products: Sequence[SmoothedProduct]) -> None:
         """Let the pairs of smoothed inputs read them as they were, and note the weights."""
@@ -202,9 +222,9 @@ class _Stripper:
             for user, index in tuple(divides.outputs[0].uses()):
                 user.replace_input_with(index, divides.inputs[0])
             self._removed.append(divides)
-            self._smoothed.update(dict.fromkeys(product.pair, product))
+            self._smoothed.update(dict.fromkeys(product.pair, product.multiplied))
             if weight is not None:
-                self._smoothed[weight] = product
+                self._smoothed[weight] = product.multiplied
             quantizer = product.pair[1].inputs[0].producer() if product.pair[1].inputs[0] else None
             values = _constant_of(weight)
             if quantizer is not None and weight is not None and values is not None:
@@ -486,7 +506,7 @@ def _dequantized(
     encoding: ReadEncoding,
     dtype: ir.DataType,
     name: str,
-    smoothed: SmoothedProduct | None,
+    smoothed: MultipliedWeight | None,
 ) -> ir.LazyTensor:
     """The values that quantized ones stand for, computed when somebody wants them."""
 

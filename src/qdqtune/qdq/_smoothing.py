@@ -23,6 +23,7 @@ SMOOTHED = "smooths "
 SMOOTHED_INPUTS = "qdqtune.smoothed_inputs"
 
 _PRODUCTS = ("MatMul", "Gemm")
+_MOST_CHANNELS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -75,20 +76,40 @@ def input_axis(node: ir.Node) -> int:
 
 
 @dataclass(frozen=True)
+class MultipliedWeight:
+    """The weight of a smoothed product in a model.
+
+    Attributes:
+        factors: What its inputs were multiplied by.
+        axis: The axis of its inputs.
+    """
+
+    factors: Array
+    axis: int
+
+    def divided(self, weight: Array) -> Array:
+        """Return the weight for the input as it was."""
+        return _by_channel(weight, 1.0 / self.factors, self.axis)
+
+    def fits(self, weight: ir.TensorProtocol | None) -> bool:
+        """Whether a weight can be it; strangers' files may lie."""
+        dims = () if weight is None else tuple(weight.shape.numpy())
+        return len(dims) == 2 and dims[self.axis] == self.factors.size
+
+
+@dataclass(frozen=True)
 class SmoothedProduct:
-    """A smoothed product in a model.
+    """A smoothed product of quantized operands in a model.
 
     Attributes:
         divides: The node that divides its input.
         pair: The DequantizeLinear nodes of its input and of its weight.
-        factors: What the channels were divided by.
-        axis: The axis of the weight's inputs.
+        multiplied: How its weight was multiplied.
     """
 
     divides: ir.Node
     pair: tuple[ir.Node, ir.Node]
-    factors: Array
-    axis: int
+    multiplied: MultipliedWeight
 
     @property
     def weight(self) -> ir.Value | None:
@@ -97,21 +118,25 @@ class SmoothedProduct:
         producer = stored.producer() if stored is not None else None
         return producer.inputs[0] if is_op(producer, QUANTIZE) and producer else stored
 
-    def divided(self, weight: Array) -> Array:
-        """Return the weight for the input as it was."""
-        return _by_channel(weight, 1.0 / self.factors, self.axis)
+
+def factors_of(node: ir.Node | None) -> Array | None:
+    """Return what a node divides channels by; None if it doesn't smooth anything."""
+    if node is None or not is_op(node, "Mul"):
+        return None
+    inverse = input_at(node, 1)
+    constant = ir.convenience.get_const_tensor(inverse) if inverse is not None else None
+    is_marked = (node.doc_string or "").startswith(SMOOTHED)
+    if not is_marked or constant is None or constant.size > _MOST_CHANNELS:
+        return None
+    values = constant.numpy().astype("float64").reshape(-1)
+    return 1.0 / values if (values > 0.0).all() else None
 
 
 def smoothed_products(graph: ir.Graph) -> Iterator[SmoothedProduct]:
     """Yield the smoothed products of a model; what only looks like one is left out."""
     for node in graph:
-        if not is_op(node, "Mul") or not (node.doc_string or "").startswith(SMOOTHED):
-            continue
-        constant = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] else None
-        if constant is None or constant.size > _MOST_CHANNELS:
-            continue
-        inverse = constant.numpy().astype("float64").reshape(-1)
-        if not (inverse > 0.0).all():
+        factors = factors_of(node)
+        if factors is None:
             continue
         quantizers = (user for user, _ in node.outputs[0].uses() if is_op(user, QUANTIZE))
         for pair in (user for each in quantizers for user, _ in each.outputs[0].uses()):
@@ -122,18 +147,11 @@ def smoothed_products(graph: ir.Graph) -> Iterator[SmoothedProduct]:
                 other = weight.producer() if weight is not None else None
                 if position == 0 and is_op(product, *_PRODUCTS) and is_op(other, DEQUANTIZE):
                     assert other is not None
-                    found = SmoothedProduct(node, (pair, other), 1.0 / inverse, input_axis(product))
-                    if _fits(found):
+                    multiplied = MultipliedWeight(factors, input_axis(product))
+                    found = SmoothedProduct(node, (pair, other), multiplied)
+                    stored = found.weight
+                    if stored and multiplied.fits(ir.convenience.get_const_tensor(stored)):
                         yield found
-
-
-_MOST_CHANNELS = 1 << 20
-
-
-def _fits(found: SmoothedProduct) -> bool:
-    weight = ir.convenience.get_const_tensor(found.weight) if found.weight is not None else None
-    dims = () if weight is None else tuple(weight.shape.numpy())
-    return len(dims) == 2 and dims[found.axis] == found.factors.size
 
 
 def _by_channel(weight: Array, factors: Array, axis: int) -> Array:

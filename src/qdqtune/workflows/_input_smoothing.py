@@ -50,7 +50,9 @@ def with_smoothed_inputs(
     edges = index.effective(placement)
     products: dict[str, list[str]] = {}
     for data, names in smoothable(index).items():
-        quantized = [name for name in names if _reads(index, name) <= edges]
+        quantized = [
+            name for name in names if name in placement.dynamic or _reads(index, name) <= edges
+        ]
         if quantized and data not in given:
             products[data] = quantized
     channels = {data: _channels(index, names[0]) for data, names in products.items()}

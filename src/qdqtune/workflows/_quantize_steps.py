@@ -401,7 +401,8 @@ def _report(
         if quality.why_unknown:
             reason = quality.shortfall(least_db)
     report = target.report(guarded.draft, reason, guarded.placement)
-    edges = guarded.placement.edges
+    edges, inserter = guarded.placement.edges, guarded.scaled.inserter
+    smoothed, source = inserter.smoothed(guarded.placement), inserter.encoder.ranges.source
     return replace(
         report,
         decisions=tuple(
@@ -409,11 +410,11 @@ def _report(
             for each in report.decisions
         ),
         added={edge.tensor: rule for edge, rule in guarded.draft.extra.items() if edge in edges},
-        calibration=guarded.scaled.inserter.encoder.ranges.source.value,
+        calibration=(target.provider.source if smoothed else source).value,
         method=guarded.scaled.label,
         tried_db=tried_db,
-        corrected_biases=len(guarded.scaled.inserter.corrected(guarded.placement)),
-        smoothed_inputs=len(guarded.scaled.inserter.smoothed(guarded.placement)),
+        corrected_biases=len(inserter.corrected(guarded.placement)),
+        smoothed_inputs=len(smoothed),
         sqnr_db=quality.against_float,
         scores_db=quality.scores,
         judged_with=registry.title(kernels.engine) if kernels is not None else _AS_WRITTEN,

@@ -494,9 +494,10 @@ def _calibration_source(result: RunResult) -> CalibrationSource:
     evaluator, shipped = result.evaluator, result.final.shipped
     if evaluator is None:
         return CalibrationSource.RANDOM
-    if shipped is not None and not evaluator.problem.space.needs_ranges(shipped.state):
-        return CalibrationSource.NONE
-    return evaluator.calibration.inserter.encoder.ranges.source
+    space = evaluator.problem.space
+    if shipped is None or shipped.is_smoothed or space.needs_ranges(shipped.state):
+        return evaluator.calibration.inserter.encoder.ranges.source
+    return CalibrationSource.NONE
 
 
 def _metrics(of_float: float | None, of_final: float | None) -> dict[str, float] | None:
