@@ -21,8 +21,8 @@ from qdqtune.workflows.tuning._search import CandidateEvaluator
 
 # Candidates whose error is measured, besides the result's.
 _MOST_EVALUATED = 12
-# Models of the last comparison that are there for the front alone; if the search saw fewer than the
-# least, parts of the result are taken, without what harms most.
+# Models of the last comparison that are there for the front alone. One of them, and more if the
+# search saw fewer than the least, are parts of the result without what harms most.
 _MOST, _LEAST = 3, 2
 # What is hardly more accurate than another model is no choice of its own.
 _LEAST_DB = 0.5
@@ -102,8 +102,9 @@ class FrontFinder:
         ]
         front = not_beaten(better, speedups.__getitem__, lambda state: _rounded(found[state]))
         trades = [Trade(speedups[state], found[state] - found[result.state]) for state in front]
-        chosen = [front[each] for each in best_trades(trades, most)]
-        if run.provider.is_data and (room := min(most, _LEAST) - len(chosen)) > 0:
+        parts = int(run.provider.is_data and most > 1)
+        chosen = [front[each] for each in best_trades(trades, most - parts)]
+        if run.provider.is_data and (room := max(parts, min(most, _LEAST) - len(chosen))):
             more = self.finalists.more_accurate(
                 result.state, room, method=result.method, most_s=self._most_s
             )
