@@ -22,7 +22,7 @@ from qdqtune.qdq._at_run_time import why_not_dynamic
 from qdqtune.qdq._dialect import Dialect
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._op_units import canonical, merge, unit
-from qdqtune.qdq._read_back import mentioned, read, strip
+from qdqtune.qdq._read_back import ReadResult, mentioned, read, strip
 from qdqtune.qdq._smoothing import SMOOTHED, SMOOTHED_INPUTS, Smoothing, input_axis, smoothable
 from qdqtune.qdq.dialects import DIALECTS
 from qdqtune.records._placement import Placement
@@ -47,6 +47,17 @@ def inserter_for(
     return Inserter(base, dialect, quant_type, ranges)
 
 
+def check_round_trip(inserter: Inserter, placement: Placement) -> ReadResult:
+    """What is read from a written model is its placement, and without that it is the model."""
+    path = inserter.write(placement, "candidate")
+    onnx.checker.check_model(str(path), full_check=True)
+    candidate = load_model(path)
+    assert read(candidate).placement == canonical(inserter.index, placement)
+    reading = strip(candidate, weights_from=inserter.index.model)
+    assert fingerprint(candidate) == fingerprint(inserter.index.model)
+    return reading
+
+
 @pytest.mark.parametrize(("dialect", "quant_type"), WRITTEN)
 @given(data=st.data(), proto=small_models())
 def test_insert_then_read_and_strip(
@@ -55,15 +66,7 @@ def test_insert_then_read_and_strip(
     with tempfile.TemporaryDirectory() as folder:
         inserter = inserter_for(proto, dialect, quant_type, folder)
         placement = draw_placement(data.draw, inserter.index, dialect)
-        path = inserter.write(placement, "candidate")
-        onnx.checker.check_model(str(path), full_check=True)
-
-        candidate = load_model(path)
-        assert read(candidate).placement == canonical(inserter.index, placement)
-
-        float_model = inserter.index.model
-        strip(candidate, weights_from=float_model)
-        assert fingerprint(candidate) == fingerprint(float_model)
+        check_round_trip(inserter, placement)
 
 
 @pytest.mark.parametrize(("dialect", "quant_type"), WRITTEN)
@@ -90,19 +93,13 @@ def test_smoothed_inputs_are_undone(
         )
         static = frozenset(edge for edge in placement.edges if edge.node not in dynamic)
         placement = replace(placement, edges=static, dynamic=dynamic)
-        path = inserter.write(placement, "candidate")
-        onnx.checker.check_model(str(path), full_check=True)
-
-        candidate = load_model(path)
+        candidate = inserter.model(placement)
         smoothed = inserter.smoothed(placement)
         assert mentioned(candidate, SMOOTHED_INPUTS) == len(smoothed)
         assert sum((n.doc_string or "").startswith(SMOOTHED) for n in candidate.graph) == len(
             {(index.reads(index.node[name])[0], name in dynamic) for name in smoothed}
         )
-        assert read(candidate).placement == canonical(index, placement)
-        reading = strip(candidate, weights_from=index.model)
-        assert reading.smoothed == len(smoothed)
-        assert fingerprint(candidate) == fingerprint(index.model)
+        assert check_round_trip(inserter, placement).smoothed == len(smoothed)
         if not smoothed:
             assert inserter.serialized(placement) == plain.serialized(placement)
 

@@ -14,20 +14,14 @@ import pytest
 
 import qdqtune
 from qdqtune.calibration._mean_errors import mean_errors
-from qdqtune.calibration._ranges import collect_ranges
 from qdqtune.engines._reference_engine import AS_WRITTEN, reference_worker
 from qdqtune.engines._worker import Worker
-from qdqtune.graph._files import load_model
-from qdqtune.graph._folding import make_ready
 from qdqtune.graph._index import GraphIndex
-from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.qdq._insert import CORRECTED_BIASES, Inserter
 from qdqtune.qdq._op_units import merge, own_bias, unit
 from qdqtune.qdq._read_back import read, strip
-from qdqtune.qdq.dialects import DIALECTS
 from qdqtune.records._placement import Placement
 from qdqtune.records._quantization import QuantizeResult
-from qdqtune.records._ranges import CalibrationSource
 from qdqtune.records._tuning import TuneResult
 from qdqtune.report._bench import error_text
 from qdqtune.report._quantization import stripping_text
@@ -36,6 +30,7 @@ from qdqtune.testing.simulated import QUIET
 from qdqtune.workflows._bias_correction import with_corrected_biases
 from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
+from tests.workflows.inserters import calibrated
 
 TEXT = """g (float[1,4,16,16] x) => (float[1,8] y) {
     a = Conv<pads=[1,1,1,1]>(x, w0, b0)
@@ -87,12 +82,7 @@ def plain(
     request: pytest.FixtureRequest, worker: Worker, tmp_path_factory: pytest.TempPathFactory
 ) -> Inserter:
     folder = tmp_path_factory.mktemp(request.param)
-    onnx.save(depthwise(), folder / "model.onnx")
-    model = load_model(folder / "model.onnx")
-    make_ready(model)
-    base = PreparedModel(model, folder)
-    ranges = collect_ranges(base, worker, samples(), CalibrationSource.DATA)
-    return Inserter(base, DIALECTS[request.param], "int8", ranges)
+    return calibrated(depthwise(), request.param, samples(), worker, folder)
 
 
 @pytest.fixture(scope="module")

@@ -13,21 +13,15 @@ import pytest
 
 import qdqtune
 from qdqtune.calibration._channel_ranges import channel_ranges
-from qdqtune.calibration._ranges import collect_ranges
 from qdqtune.engines._reference_engine import AS_WRITTEN, reference_worker
 from qdqtune.engines._worker import Worker
-from qdqtune.graph._files import load_model
-from qdqtune.graph._folding import make_ready
 from qdqtune.graph._index import GraphIndex
-from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.qdq._insert import Inserter
 from qdqtune.qdq._op_units import merge, unit
 from qdqtune.qdq._read_back import read, strip
 from qdqtune.qdq._smoothing import SMOOTHED, smoothable, smoothed_products
-from qdqtune.qdq.dialects import DIALECTS
 from qdqtune.records._placement import Placement
 from qdqtune.records._quantization import QuantizeResult
-from qdqtune.records._ranges import CalibrationSource
 from qdqtune.records._tuning import TuneResult
 from qdqtune.report._bench import error_text
 from qdqtune.report._quantization import stripping_text
@@ -36,6 +30,7 @@ from qdqtune.testing.simulated import QUIET
 from qdqtune.workflows._input_smoothing import STRENGTHS, with_smoothed_inputs
 from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
+from tests.workflows.inserters import calibrated
 
 TEXT = """g (float[32,512] x) => (float[32,512] y) {
     a = MatMul(x, q)
@@ -76,12 +71,7 @@ def plain(
     request: pytest.FixtureRequest, worker: Worker, tmp_path_factory: pytest.TempPathFactory
 ) -> Inserter:
     folder = tmp_path_factory.mktemp(request.param)
-    onnx.save(encoder(), folder / "model.onnx")
-    model = load_model(folder / "model.onnx")
-    make_ready(model)
-    base = PreparedModel(model, folder)
-    ranges = collect_ranges(base, worker, samples(), CalibrationSource.DATA)
-    return Inserter(base, DIALECTS[request.param], "int8", ranges)
+    return calibrated(encoder(), request.param, samples(), worker, folder)
 
 
 def whole(inserter: Inserter) -> Placement:
@@ -141,6 +131,17 @@ def test_dynamic_products_are_smoothed_too(worker: Worker, plain: Inserter) -> N
     assert min(errors) < 0.1 * before
 
 
+def test_what_divides_a_quantized_tensor_is_no_reader_of_it(
+    worker: Worker, plain: Inserter
+) -> None:
+    if "MatMul" not in plain.dialect.dynamic:
+        pytest.skip("the dialect has no dynamic products")
+    placement = Placement(outputs=frozenset({"b"}), dynamic=frozenset({"n3"}))
+    inserter = with_smoothed_inputs(plain, placement, worker, samples())[0]
+    assert inserter.smoothed(placement) == ["n3"]
+    assert read(inserter.model(placement)).placement == read(plain.model(placement)).placement
+
+
 def test_products_that_share_an_input_share_its_smoothing(plain: Inserter, worker: Worker) -> None:
     inserter = with_smoothed_inputs(plain, whole(plain), worker, samples())[0]
     written = inserter.proto(whole(plain))
@@ -171,6 +172,20 @@ def test_stripped_weights_are_those_of_the_float_model(plain: Inserter, worker: 
             )
             step = np.abs(exact).max() / 127 * 30  # the factors are at most so far apart
             np.testing.assert_allclose(found, exact, atol=step if source is None else 0.0)
+
+
+def test_weights_may_be_stored_in_constant_nodes(plain: Inserter, worker: Worker) -> None:
+    inserter = with_smoothed_inputs(plain, whole(plain), worker, samples())[0]
+    model = inserter.model(whole(plain))
+    for name, value in list(model.graph.initializers.items()):
+        if name.endswith("_quantized"):
+            tensor = ir.Tensor(value.const_value.numpy(), value.dtype)
+            node = ir.node("Constant", [], {"value": tensor}, name=f"{name}_node")
+            model.graph.insert_before(next(iter(model.graph)), node)
+            ir.convenience.replace_all_uses_with(value, node.outputs[0])
+            del model.graph.initializers[name]
+            node.outputs[0].name = name
+    assert strip(model).smoothed == len(PRODUCTS)
 
 
 @pytest.mark.parametrize(

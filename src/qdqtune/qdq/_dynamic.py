@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx.helper import make_node
 
 from qdqtune.graph._fingerprint import tensor_digest
 from qdqtune.graph._index import FreeNames
@@ -22,7 +21,7 @@ from qdqtune.qdq._dynamic_lstm import DynamicLstm
 from qdqtune.qdq._dynamic_product import INTEGER_PRODUCT, DynamicProduct
 from qdqtune.qdq._encoder import Encoder
 from qdqtune.qdq._encoding import quantize
-from qdqtune.qdq._smoothing import SMOOTHED
+from qdqtune.qdq._smoothing import dividing_node
 from qdqtune.records._errors import UsageError
 from qdqtune.records._placement import Edge
 
@@ -105,7 +104,7 @@ class DynamicOps:
         found = [(self._key(name, each), self._weight(name, each)[1]) for each in positions]
         if (smoothing := self._encoder.changes.smoothings.get(name)) is not None:
             label = f"{self._prefix(self._data(name))}_factors"
-            values = ir.Tensor((1.0 / smoothing.factors).astype(np.float32))
+            values = ir.Tensor(smoothing.inverse.astype(np.float32))
             reference = self._base.store.reference((label, tensor_digest(values)), label, values)
             found.append(((label, False), constant_part(reference)))
         return found
@@ -134,9 +133,7 @@ class DynamicOps:
             divided = f"{self._prefix(source)}_smoothed"
             if divided not in candidate.quantized:
                 factors = f"{self._prefix(self._data(name))}_factors"
-                divides = make_node("Mul", [source, factors], [divided], name=f"{divided}_Mul")
-                divides.doc_string = SMOOTHED + source
-                before.append(divides)
+                before.append(dividing_node(source, factors, divided))
             whole, proto = proto, onnx.NodeProto()
             proto.CopyFrom(whole)
             proto.input[0] = divided

@@ -26,7 +26,7 @@ from qdqtune.qdq._dynamic import DynamicOps
 from qdqtune.qdq._encoder import Encoder, Pair
 from qdqtune.qdq._encoding import Array, ReadEncoding, quantize
 from qdqtune.qdq._op_units import own_bias
-from qdqtune.qdq._smoothing import SMOOTHED, SMOOTHED_INPUTS, Smoothing
+from qdqtune.qdq._smoothing import SMOOTHED_INPUTS, Smoothing, dividing_node
 from qdqtune.records._errors import UsageError
 from qdqtune.records._placement import Edge, Placement
 from qdqtune.records._ranges import Ranges
@@ -237,10 +237,8 @@ class Inserter:
                 named.append((prefix, self.encoder.values(pair), dtype))
             else:
                 factors = f"{prefix}_factors"
-                inverse = (1.0 / pair.smoothing.factors).astype(dtype.numpy())
-                named.append((factors, inverse, dtype))
-                nodes.append(make_node("Mul", [tensor, factors], [prefix], name=f"{prefix}_Mul"))
-                nodes[-1].doc_string = SMOOTHED + tensor
+                named.append((factors, pair.smoothing.inverse.astype(dtype.numpy()), dtype))
+                nodes.append(dividing_node(tensor, factors, prefix))
         tensors = [
             self.base.store.reference((name, tensor_digest(values)), name, values)
             for name, array, kind in named

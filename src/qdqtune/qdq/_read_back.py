@@ -77,10 +77,9 @@ def strip(model: ir.Model, weights_from: ir.Model | None = None) -> ReadResult:
     Weights that are stored quantized become float again: with the values they stand for, or with
     the original ones if a model that has them is given. Where another tool let the saturation of a
     Q stand for an activation and took that out, it is put back. Smoothed inputs are made what they
-    were, and the weights of their products as well. Biases that mean errors were taken
-    off stay so unless the original ones are given. Q and DQ nodes that belong to no pair (integer
-    inputs, integer ops between them, scales per block) and those in control-flow bodies are left
-    alone.
+    were, and the weights of their products as well. Biases that mean errors were taken off stay so
+    unless the original ones are given. Q and DQ nodes that belong to no pair (integer inputs,
+    integer ops between them, scales per block) and those in control-flow bodies are left alone.
 
     Args:
         model: A Q/DQ model.
@@ -157,7 +156,8 @@ class _Stripper:
         self._replaced: list[ir.Value] = []
         self._restored: dict[object, ir.Value] = {}
         self._rounded: set[str] = set()
-        # By the constant that has the product's weight, and by the DQ of its input and weight.
+        # By the constant that has the product's weight, by the DQ of its input and weight, and by
+        # what divides the input of a dynamic one.
         self._smoothed: dict[ir.Value | ir.Node, MultipliedWeight] = {}
         self._names = FreeNames(value_names(model))
 
@@ -171,7 +171,7 @@ class _Stripper:
         multiplied = MultipliedWeight(factors, int(weight.is_turned))
         if not multiplied.fits(weight.steps()):
             return op
-        self._smoothed[weight.value] = multiplied
+        self._smoothed |= dict.fromkeys((weight.value, divides), multiplied)
         self._removed.append(divides)
         return replace(op, inputs=(divides.inputs[0], *op.inputs[1:]))
 
@@ -222,18 +222,16 @@ class _Stripper:
             for user, index in tuple(divides.outputs[0].uses()):
                 user.replace_input_with(index, divides.inputs[0])
             self._removed.append(divides)
-            self._smoothed.update(dict.fromkeys(product.pair, product.multiplied))
-            if weight is not None:
-                self._smoothed[weight] = product.multiplied
-            quantizer = product.pair[1].inputs[0].producer() if product.pair[1].inputs[0] else None
-            values = _constant_of(weight)
-            if quantizer is not None and weight is not None and values is not None:
+            self._smoothed |= dict.fromkeys((*product.pair, weight), product.multiplied)
+            if product.quantizer is not None:
                 name = _original_name(product.pair[1], weight)
-                quantizer.replace_input_with(0, self._as_it_was(name, values, weight))
+                product.quantizer.replace_input_with(0, self._as_it_was(name, weight))
 
-    def _as_it_was(self, name: str, values: ir.TensorProtocol, weight: ir.Value) -> ir.Value:
+    def _as_it_was(self, name: str, weight: ir.Value) -> ir.Value:
         """The float weight of a smoothed product that is stored as floats."""
         self._replaced.append(weight)
+        values = _constant_of(weight)
+        assert values is not None
         if (kept := self._graph.initializers.get(name)) is not None:
             return kept
         original = self._original(name, values, values.dtype)
@@ -318,7 +316,8 @@ class _Stripper:
                     f"Q/DQ: at most {_MOST_INPUTS:,} can be handled.",
                     "Split it into several nodes.",
                 )
-            if user.graph is self._graph and not is_op(user, QUANTIZE, DYNAMIC_QUANTIZE):
+            is_left_out = is_op(user, QUANTIZE, DYNAMIC_QUANTIZE) or user in self._smoothed
+            if user.graph is self._graph and not is_left_out:
                 self._edges[origin, user.name or "", index] = None
             user.replace_input_with(index, origin)
         for index, output in enumerate(self._graph.outputs):

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import onnx
 import onnx_ir as ir
+from onnx.helper import make_node
 
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import DEQUANTIZE, QUANTIZE, input_at, is_op, weight_axis
@@ -40,6 +42,11 @@ class Smoothing:
     low: float
     high: float
 
+    @property
+    def inverse(self) -> Array:
+        """What a node that divides the input multiplies it by."""
+        return 1.0 / self.factors
+
     def multiplied(self, weight: Array, axis: int) -> Array:
         """Return the weight of a product for the divided input.
 
@@ -48,6 +55,19 @@ class Smoothing:
             axis: The axis of its inputs.
         """
         return _by_channel(weight, self.factors, axis)
+
+
+def dividing_node(source: str, inverse: str, divided: str) -> onnx.NodeProto:
+    """Return the node that divides the channels of a tensor.
+
+    Args:
+        source: The tensor.
+        inverse: The constant that it is multiplied by.
+        divided: The name of the result.
+    """
+    node = make_node("Mul", [source, inverse], [divided], name=f"{divided}_Mul")
+    node.doc_string = SMOOTHED + source
+    return node
 
 
 def smoothable(index: GraphIndex) -> dict[str, list[str]]:
@@ -104,19 +124,16 @@ class SmoothedProduct:
     Attributes:
         divides: The node that divides its input.
         pair: The DequantizeLinear nodes of its input and of its weight.
+        quantizer: The QuantizeLinear of its weight; None if that is stored quantized.
+        weight: The constant that has the multiplied weight, quantized or not.
         multiplied: How its weight was multiplied.
     """
 
     divides: ir.Node
     pair: tuple[ir.Node, ir.Node]
+    quantizer: ir.Node | None
+    weight: ir.Value
     multiplied: MultipliedWeight
-
-    @property
-    def weight(self) -> ir.Value | None:
-        """The constant that has the multiplied weight, quantized or not."""
-        stored = self.pair[1].inputs[0]
-        producer = stored.producer() if stored is not None else None
-        return producer.inputs[0] if is_op(producer, QUANTIZE) and producer else stored
 
 
 def factors_of(node: ir.Node | None) -> Array | None:
@@ -147,11 +164,13 @@ def smoothed_products(graph: ir.Graph) -> Iterator[SmoothedProduct]:
                 other = weight.producer() if weight is not None else None
                 if position == 0 and is_op(product, *_PRODUCTS) and is_op(other, DEQUANTIZE):
                     assert other is not None
+                    stored = input_at(other, 0)
+                    maker = stored.producer() if stored is not None else None
+                    quantizer = maker if is_op(maker, QUANTIZE) else None
+                    values = input_at(quantizer, 0) if quantizer is not None else stored
                     multiplied = MultipliedWeight(factors, input_axis(product))
-                    found = SmoothedProduct(node, (pair, other), multiplied)
-                    stored = found.weight
-                    if stored and multiplied.fits(ir.convenience.get_const_tensor(stored)):
-                        yield found
+                    if values and multiplied.fits(ir.convenience.get_const_tensor(values)):
+                        yield SmoothedProduct(node, (pair, other), quantizer, values, multiplied)
 
 
 def _by_channel(weight: Array, factors: Array, axis: int) -> Array:
