@@ -38,6 +38,26 @@ def append(record: dict[str, Any], path: Path = RESULTS) -> dict[str, Any]:
     return stamped
 
 
+def keep(kind: str, part: str, record: dict[str, Any]) -> dict[str, Any]:
+    """Append and print one record of a part of a benchmark; returns it with its stamp."""
+    stamped = append({"kind": kind, "part": part, **record})
+    print(
+        f"{part}:", ", ".join(f"{key} {_brief(value)}" for key, value in record.items()), flush=True
+    )
+    return stamped
+
+
+def show(kind: str, part: str, columns: dict[str, str], *keys: str) -> None:
+    """Print a table of the newest records of a part of a benchmark; see `newest`."""
+    records = [record for record in read(kind) if record["part"] == part]
+    print()
+    print(table(newest(records, *keys), columns))
+
+
+def _brief(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def read(kind: str, path: Path = RESULTS) -> list[dict[str, Any]]:
     """All records of a kind, oldest first."""
     if not path.exists():

@@ -258,30 +258,30 @@ def _met(bars: Mapping[str, bool]) -> str:
 def run_real(options: argparse.Namespace) -> None:
     for engine in options.engines.split(","):
         for name in options.models.split(","):
-            _keep("real", measure_real(name, engine, options.budget_s))
-    _show("real", REAL_COLUMNS, "engine", "model")
+            results.keep(KIND, "real", measure_real(name, engine, options.budget_s))
+    results.show(KIND, "real", REAL_COLUMNS, "engine", "model")
 
 
 def run_depth(options: argparse.Namespace) -> None:
     for engine in options.engines.split(","):
         fewest: int | None = None
         for layers in DEPTHS:
-            record = _keep("depth", measure_depth(engine, layers, fewest))
+            record = results.keep(KIND, "depth", measure_depth(engine, layers, fewest))
             fewest = record["builds"] if fewest is None else fewest
-    _show("depth", DEPTH_COLUMNS, "engine", "layers")
+    results.show(KIND, "depth", DEPTH_COLUMNS, "engine", "layers")
 
 
 def run_exact(options: argparse.Namespace) -> None:
     for profile in options.profiles.split(","):
         for case in subgraph_exact.SWITCHES:
-            _keep("exact", measure_exact(case, profile, options.seeds, options.jobs))
-    _show("exact", EXACT_COLUMNS, "profile", "case")
+            results.keep(KIND, "exact", measure_exact(case, profile, options.seeds, options.jobs))
+    results.show(KIND, "exact", EXACT_COLUMNS, "profile", "case")
 
 
 def run_builds(options: argparse.Namespace) -> None:
     for name in options.models.split(","):
-        _keep("builds", measure_builds(name))
-    _show("builds", BUILDS_COLUMNS, "model")
+        results.keep(KIND, "builds", measure_builds(name))
+    results.show(KIND, "builds", BUILDS_COLUMNS, "model")
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
@@ -290,24 +290,6 @@ PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "exact": run_exact,
     "builds": run_builds,
 }
-
-
-def _keep(part: str, record: dict[str, Any]) -> dict[str, Any]:
-    stamped = results.append({"kind": KIND, "part": part, **record})
-    print(
-        f"{part}:", ", ".join(f"{key} {_brief(value)}" for key, value in record.items()), flush=True
-    )
-    return stamped
-
-
-def _brief(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _show(part: str, columns: dict[str, str], *keys: str) -> None:
-    records = [record for record in results.read(KIND) if record["part"] == part]
-    print()
-    print(results.table(results.newest(records, *keys), columns))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -295,25 +295,27 @@ def _met(bars: Mapping[str, bool]) -> str:
 def run_ray(options: argparse.Namespace) -> None:
     for name in options.models or ["efficientnet"]:
         for record in measure_ray(name, [int(each) for each in options.workers.split(",")]):
-            _keep("ray", record)
-    _show("ray", RAY_COLUMNS, "model", "workers")
+            results.keep(KIND, "ray", record)
+    results.show(KIND, "ray", RAY_COLUMNS, "model", "workers")
 
 
 def run_cores(options: argparse.Namespace) -> None:
     for name in options.models or ["resnet50", "mobilenet_v2"]:
-        _keep("cores", measure_cores(name, options.budget_s))
-    _show("cores", CORES_COLUMNS, "model")
+        results.keep(KIND, "cores", measure_cores(name, options.budget_s))
+    results.show(KIND, "cores", CORES_COLUMNS, "model")
 
 
 def run_memory(options: argparse.Namespace) -> None:
     for where in ("here", "ray"):
-        _keep("memory", measure_memory(where, options.trials, min(100, options.trials // 10)))
-    _show("memory", MEMORY_COLUMNS, "where", "trials")
+        results.keep(
+            KIND, "memory", measure_memory(where, options.trials, min(100, options.trials // 10))
+        )
+    results.show(KIND, "memory", MEMORY_COLUMNS, "where", "trials")
 
 
 def run_driver(options: argparse.Namespace) -> None:
-    _keep("driver", measure_driver(options.nodes, options.large_trials))
-    _show("driver", DRIVER_COLUMNS, "nodes")
+    results.keep(KIND, "driver", measure_driver(options.nodes, options.large_trials))
+    results.show(KIND, "driver", DRIVER_COLUMNS, "nodes")
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
@@ -322,21 +324,6 @@ PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "memory": run_memory,
     "driver": run_driver,
 }
-
-
-def _keep(part: str, record: dict[str, Any]) -> None:
-    results.append({"kind": KIND, "part": part, **record})
-    shown = (
-        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
-        for key, value in record.items()
-    )
-    print(f"{part}:", ", ".join(shown), flush=True)
-
-
-def _show(part: str, columns: dict[str, str], *keys: str) -> None:
-    records = [record for record in results.read(KIND) if record["part"] == part]
-    print()
-    print(results.table(results.newest(records, *keys), columns))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -17,8 +17,6 @@ from qdqtune.qdq._encoding import Array
 from qdqtune.records._errors import EngineError
 
 _OUTPUT = "qdqtune_channels"
-# From this opset on, reductions take their axes as an input.
-_AXES_INPUT_OPSET = 18
 _REDUCTIONS = ("ReduceMin", "ReduceMax")
 
 
@@ -71,10 +69,8 @@ class _Channels(PackedOutput):
         real = self.real(tensor, self._index.dtype(tensor), label)
         rows = self.constant([-1, self._channels[tensor]])
         rows = self.add("Reshape", [real, rows], f"{label}_rows")
-        is_input = self._index.model.opset_imports.get("", 0) >= _AXES_INPUT_OPSET
-        inputs = [rows, self.constant([0])] if is_input else [rows]
-        axes = {} if is_input else {"axes": [0]}
+        opset = self._index.model.opset_imports.get("", 0)
         return [
-            self.add(op_type, inputs, f"{label}_{op_type}", keepdims=0, **axes)
+            self.reduced(op_type, rows, 0, f"{label}_{op_type}", opset=opset)
             for op_type in _REDUCTIONS
         ]

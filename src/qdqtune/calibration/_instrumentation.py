@@ -60,6 +60,9 @@ _END = np.iinfo(np.int64).max
 # Limit for the values taken from one run; the model is run again for the rest.
 _BYTES_AT_ONCE = 1 << 28
 
+AXES_INPUT_OPSET = 18
+"""From this opset on, reductions take their axes as an input."""
+
 _OTHER_INPUTS = "Feed it with what it gets in use; of open dims, not all sizes may be possible."
 _OTHER_SHAPES = "Check the input shapes: --shapes, --dim."
 
@@ -148,6 +151,20 @@ class PackedOutput(ABC):
         name = f"{self._output}_constant_{len(self._constants)}"
         found = self._constants.setdefault(str(value), numpy_helper.from_array(array, name))
         return str(found.name)
+
+    def reduced(self, op_type: str, rows: str, axis: int, output: str, *, opset: int) -> str:
+        """Reduce an axis of a tensor away; returns the result.
+
+        Args:
+            op_type: How, such as ``ReduceMean``.
+            rows: The tensor.
+            axis: The axis.
+            output: The name of the result.
+            opset: That of the model.
+        """
+        if opset >= AXES_INPUT_OPSET:
+            return self.add(op_type, [rows, self.constant([axis])], output, keepdims=0)
+        return self.add(op_type, [rows], output, axes=[axis], keepdims=0)
 
     def flat(self, tensor: str, dtype: ir.DataType | None, label: str) -> str:
         """Return a tensor of any rank and type as a vector of float32."""

@@ -21,9 +21,6 @@ from qdqtune.records._errors import EngineError
 
 Means = npt.NDArray[np.float64]
 
-# From this opset on, a ReduceMean takes its axes as an input.
-_AXES_INPUT_OPSET = 18
-
 
 def mean_errors(
     worker: Worker,
@@ -97,7 +94,5 @@ class _MeansModel(ComparingModel):
         order = [axis, *(each for each in range(rank) if each != axis)]
         off = self.add("Transpose", [off], f"{label}_by_channel", perm=order)
         off = self.add("Reshape", [off, self.constant([0, -1])], f"{label}_rows")
-        if quantized.model.opset_imports.get("", 0) >= _AXES_INPUT_OPSET:
-            inputs = [off, self.constant([1])]
-            return [self.add("ReduceMean", inputs, f"{label}_mean", keepdims=0)]
-        return [self.add("ReduceMean", [off], f"{label}_mean", axes=[1], keepdims=0)]
+        opset = quantized.model.opset_imports.get("", 0)
+        return [self.reduced("ReduceMean", off, 1, f"{label}_mean", opset=opset)]

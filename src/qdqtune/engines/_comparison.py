@@ -367,10 +367,16 @@ def compare_reopened(
         began, done = time.monotonic(), len(found)
         told(done)
         present = [index for index in range(len(paths)) if index not in errors]
-        opening = _Opening([paths[index] for index in present], feeds, allowance, again=bool(done))
+        compare = functools.partial(
+            _compare_once, paths=[paths[index] for index in present], feeds=feeds,
+            allowance=allowance, again=bool(done),
+        )  # fmt: skip
         first = done + failures
-        at_once = range(first, first + min(len(pool), wanted - done))
-        for measured, compared in pool.run([opening.job(number) for number in at_once]):
+        jobs = [
+            Job(f"final, process {number + 1}", functools.partial(compare, opening=number))
+            for number in range(first, first + min(len(pool), wanted - done))
+        ]
+        for measured, compared in pool.run(jobs):
             if measured[0].error is not None:
                 failures += 1
                 errors |= {0: measured[0].error} if failures > 1 else {}
@@ -382,7 +388,7 @@ def compare_reopened(
             break
         took_s = time.monotonic() - began
         if found and not done:
-            wanted = _affordable(allowance, took_s, len(paths) - 1, len(at_once))
+            wanted = _affordable(allowance, took_s, len(paths) - 1, len(jobs))
         left = [index for index in present[1:] if index not in errors]
         if _agree([_comparisons(found, index) for index in left]) or allowance.left_s() < took_s:
             break
@@ -398,33 +404,26 @@ def compare_reopened(
     return reopened
 
 
-@dataclass(frozen=True)
-class _Opening:
-    """What is compared in each of several processes."""
-
-    paths: Sequence[str | os.PathLike[str]]
-    feeds: Feeds
-    allowance: Allowance
-    again: bool
-
-    def job(self, number: int) -> Job[tuple[list[Measurement], list[Comparison | None]]]:
-        """Return the job of a worker that compares the files in a new process."""
-        return Job(f"final, process {number + 1}", functools.partial(self._compare, number))
-
-    def _compare(
-        self, number: int, worker: Worker
-    ) -> tuple[list[Measurement], list[Comparison | None]]:
-        worker.restart(number)
-        timing_s = self.allowance.timing_s / MOST_OPENINGS
-        fewest = _FEWEST_ROUNDS_AGAIN if self.again else FEWEST_ROUNDS
-        return compare_files(
-            worker,
-            self.paths,
-            self.feeds,
-            rounds=max(fewest, math.ceil(_MOST_ROUNDS_PER_S * timing_s)),
-            fewest_rounds=fewest,
-            budget_s=timing_s if self.allowance.is_real else math.inf,
-        )
+def _compare_once(
+    worker: Worker,
+    *,
+    opening: int,
+    paths: Sequence[str | os.PathLike[str]],
+    feeds: Feeds,
+    allowance: Allowance,
+    again: bool,
+) -> tuple[list[Measurement], list[Comparison | None]]:
+    worker.restart(opening)
+    timing_s = allowance.timing_s / MOST_OPENINGS
+    fewest = _FEWEST_ROUNDS_AGAIN if again else FEWEST_ROUNDS
+    return compare_files(
+        worker,
+        paths,
+        feeds,
+        rounds=max(fewest, math.ceil(_MOST_ROUNDS_PER_S * timing_s)),
+        fewest_rounds=fewest,
+        budget_s=timing_s if allowance.is_real else math.inf,
+    )
 
 
 def _comparisons(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -147,7 +147,7 @@ def quantize_by_rules(request: QuantizeRequest, path: Path, room: Path) -> Quant
             return target.outcome(None, finals[0].report)
         with steps.step("insert", "model", "writing the result"):
             for final in finals:
-                check_written(final.write(), final.inserter, final.guarded.placement, path)
+                check_written(final.file, final.inserter, final.guarded.placement, path)
     final = _time(target, finals)
     is_kept = final.report.kept_float
     kept = None if is_kept else final.inserter.model(final.guarded.placement)
@@ -173,15 +173,16 @@ class _Final:
         """What writes it."""
         return self.guarded.scaled.inserter
 
-    def write(self) -> Path:
-        """Write it, and return the file."""
+    @cached_property
+    def file(self) -> Path:
+        """Its file, written when it is wanted."""
         return self.inserter.write(self.guarded.placement, f"quantized_{self.role.name.lower()}")
 
     def as_finalist(self) -> Finalist:
         """It as a model of the last comparison."""
         name, placement = self.role.value, self.guarded.placement
         return Finalist(
-            name, frozenset(), placement, self.write(), sqnr_db=self.guarded.quality.worst_db,
+            name, frozenset(), placement, self.file, sqnr_db=self.guarded.quality.worst_db,
             role=self.role,
         )  # fmt: skip
 
@@ -377,10 +378,8 @@ def _guard(
             found = {Role.RESULT: guarded}
             best = max(scaled.values(), key=lambda each: each.quality.worst_db)
             if smoothed := _smoothed(target, accuracy, draft, best):
-                found[Role.SMOOTHED] = smoothed
+                found[Role.SMOOTHED if guarded.placement else Role.RESULT] = smoothed
     tried_db = {way.value: each.quality.worst_db for way, each in scaled.items()}
-    if Role.SMOOTHED in found and not guarded.placement:
-        del found[Role.RESULT]
     return [
         _Final(role, each, _report(target, each, accuracy.kernels, tried_db))
         for role, each in found.items()
@@ -433,11 +432,24 @@ def _with_better_biases(
         return scaled
     with target.steps.step("correct", "accuracy", "correcting biases"):
         placement, samples = draft.placement(), provider.unevaluated_samples()
-        for inserter in with_corrected_biases(scaled.inserter, placement, target.worker, samples):
-            quality = accuracy.quality(inserter.write(placement, "corrected"))
-            if quality.worst_db > scaled.quality.worst_db:
-                scaled = replace(scaled, inserter=inserter, quality=quality)
-    return scaled
+        inserters = with_corrected_biases(scaled.inserter, placement, target.worker, samples)
+        return _nearest(accuracy, placement, scaled, inserters, scaled.quality.worst_db) or scaled
+
+
+def _nearest(
+    accuracy: AccuracyEvaluator,
+    placement: Placement,
+    before: Scaled,
+    inserters: Iterable[Inserter],
+    least_db: float,
+) -> Scaled | None:
+    """Return what writes a draft nearest to float, and nearer than that; None if nothing does."""
+    best = None
+    for inserter in inserters:
+        quality = accuracy.quality(inserter.write(placement, "changed"))
+        if quality.worst_db > least_db:
+            best, least_db = replace(before, inserter=inserter, quality=quality), quality.worst_db
+    return best
 
 
 def _smoothed(
@@ -457,16 +469,14 @@ def _smoothed(
     is_wanted = config.smoothing != NONE and provider.is_data and not target.why_not_timed
     if not is_wanted or not is_worth_trying(least_db, config.min_sqnr_db):
         return None
-    placement, found = draft.placement(), None
     with target.steps.step("smooth", "accuracy", "smoothing inputs of products"):
-        samples = provider.unevaluated_samples()
-        for inserter in with_smoothed_inputs(best.inserter, placement, target.worker, samples):
-            quality = accuracy.quality(inserter.write(placement, "smoothed"))
-            if quality.worst_db > max(least_db + LEAST_GAIN_DB, found.worst_db if found else 0.0):
-                scaled, found = Scaled(best.label, inserter, quality), quality
-    if found is None or (config.min_sqnr_db and found.shortfall(config.min_sqnr_db)):
+        placement, samples = draft.placement(), provider.unevaluated_samples()
+        inserters = with_smoothed_inputs(best.inserter, placement, target.worker, samples)
+        least_db = max(least_db + LEAST_GAIN_DB, 0.0)
+        found = _nearest(accuracy, placement, best, inserters, least_db)
+    if found is None or (config.min_sqnr_db and found.quality.shortfall(config.min_sqnr_db)):
         return None
-    return FallbackResult(draft, placement, scaled, found)
+    return FallbackResult(draft, placement, found, found.quality)
 
 
 def _time(target: _Target, finals: Sequence[_Final]) -> _Final:

@@ -42,7 +42,6 @@ class Finalist:
         method: The method of its ranges; None if nothing is quantized.
         sqnr_db: SQNR of the worst output against the float model; None if unknown.
         role: Why it takes part.
-        is_smoothed: Whether inputs of products are smoothed in it.
     """
 
     name: str
@@ -52,7 +51,11 @@ class Finalist:
     method: RangeMethod | None = None
     sqnr_db: float | None = None
     role: Role = Role.RESULT
-    is_smoothed: bool = False
+
+    @property
+    def is_smoothed(self) -> bool:
+        """Whether inputs of products are smoothed in it."""
+        return self.role is Role.SMOOTHED
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,8 @@ from qdqtune.workflows.tuning._time_budget import TOLD_AHEAD_S
 
 # Estimates of errors may be wrong by so much: what looks worse is not tried.
 _UNSURE_DB = 1.0
-# Correcting biases takes about as long as this many evaluations.
-_CORRECTION_EVALUATIONS = 8
-# So does smoothing inputs.
-_SMOOTHING_EVALUATIONS = 8
+# Correcting biases, or smoothing inputs, takes about as long as this many evaluations.
+_CHANGE_EVALUATIONS = 8
 # By how much more accurate models differ that are tried where accuracy is the objective.
 _STEP_DB = 2.0
 
@@ -335,6 +333,12 @@ class Finalists:
     def _has_time_to_evaluate(self) -> bool:
         return self.run.budget.repair_left_s() >= self.run.budget.evaluation_s
 
+    @property
+    def _has_time_for_changes(self) -> bool:
+        """Whether there is time to correct biases, or to smooth inputs."""
+        budget = self.run.budget
+        return budget.repair_left_s() >= _CHANGE_EVALUATIONS * budget.evaluation_s
+
     def shortfall(self, finalist: Finalist, *, with_metric: bool = True) -> str:
         """Return which accuracy limit a finalist misses; empty if none.
 
@@ -348,9 +352,12 @@ class Finalists:
 
     def accuracy_of(self, finalist: Finalist) -> ChoiceAccuracy:
         """Return what measures the accuracy of choices as they are in a finalist."""
-        if finalist.is_smoothed and self.smoothed is not None:
+        return self._accuracy_in(finalist.role, finalist.method)
+
+    def _accuracy_in(self, role: Role, method: RangeMethod | None) -> ChoiceAccuracy:
+        if role is Role.SMOOTHED and self.smoothed is not None:
             return self.smoothed
-        return self.accuracy[finalist.method or next(iter(self.accuracy))]
+        return self.accuracy[method or next(iter(self.accuracy))]
 
     def metric(self, finalist: Finalist, *, most_s: float = math.inf) -> float | None:
         """Return the user's metric of a finalist; None if there is none, or it would take too long.
@@ -410,8 +417,7 @@ class Finalists:
         before = self.accuracy[method]
         before_db = before.known(SQNR, state)
         is_whole = result is not None and result.state == state
-        has_time = run.budget.repair_left_s() >= _SMOOTHING_EVALUATIONS * run.budget.evaluation_s
-        if before_db is None or not has_time:
+        if before_db is None or not self._has_time_for_changes:
             return None
         if is_whole and not is_worth_trying(before_db, run.request.config.min_sqnr_db):
             return None
@@ -423,7 +429,7 @@ class Finalists:
         self.smoothed = self._nearest(state, before, inserters, before_db + LEAST_GAIN_DB)
         if self.smoothed is None or self.smoothed.shortfall(state):
             return None
-        return self.rival(Role.SMOOTHED.value, state, method, Role.SMOOTHED, is_smoothed=True)
+        return self.rival(Role.SMOOTHED.value, state, method, Role.SMOOTHED)
 
     def _nearest(
         self, state: State, before: ChoiceAccuracy, inserters: Iterable[Inserter], least_db: float
@@ -437,15 +443,7 @@ class Finalists:
                 best, least_db = other, found_db
         return best
 
-    def rival(
-        self,
-        name: str,
-        state: State,
-        method: RangeMethod,
-        role: Role,
-        *,
-        is_smoothed: bool = False,
-    ) -> Finalist:
+    def rival(self, name: str, state: State, method: RangeMethod, role: Role) -> Finalist:
         """Write a choice as a file that may become the result, unless there is one with it.
 
         Args:
@@ -453,22 +451,20 @@ class Finalists:
             state: The choice.
             method: The method of its ranges.
             role: Why it takes part in the last comparison.
-            is_smoothed: Whether inputs of products are smoothed.
         """
         placement = self.space.placement(state)
         for known in self._known:
             same = known.placement == placement and known.method is method
-            if same and known.is_smoothed is is_smoothed:
+            if same and known.is_smoothed is (role is Role.SMOOTHED):
                 return replace(known, name=name, role=role)
         folder = self.run.folder.scratch / f"finalist{len(self._known)}"
         folder.mkdir(exist_ok=True)
-        wanted = Finalist(name, state, placement, folder, method, None, role, is_smoothed)
-        accuracy = self.accuracy_of(wanted)
+        accuracy = self._accuracy_in(role, method)
         accuracy.forget_sqnr_db(state)
         sqnr_db = accuracy.measured(SQNR, state)
         file = save_model(accuracy.inserter.model(placement), folder / names.FINAL, force=True)
         check_written(file, accuracy.inserter, placement, self.run.request.file)
-        written = replace(wanted, file=file, sqnr_db=sqnr_db)
+        written = Finalist(name, state, placement, file, method, sqnr_db, role)
         self._known.append(written)
         return written
 
@@ -504,9 +500,9 @@ class Finalists:
     def _correct_biases(self, state: State, method: RangeMethod, before_db: float) -> None:
         """Correct the biases of all choices, if that brings the outputs of this one nearer."""
         run, accuracy, tried = self.run, self.accuracy[method], self._corrected_for
-        has_time = run.budget.repair_left_s() >= _CORRECTION_EVALUATIONS * run.budget.evaluation_s
         least_db = run.request.config.min_sqnr_db
-        if not (has_time and is_worth_trying(before_db, least_db)) or (method, state) in tried:
+        is_wanted = self._has_time_for_changes and is_worth_trying(before_db, least_db)
+        if not is_wanted or (method, state) in tried:
             return
         tried.add((method, state))
         run.reporter.tell("accuracy", f"correcting biases, with {method.value} ranges")
