@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from qdqtune.search._space import Form, Group, Space, State
 from qdqtune.search.strategies._assembly_search import AssemblySearch, SubgraphTask
-from qdqtune.search.strategies._strategy import SEEDS, Limits, Score, Trial
+from qdqtune.search.strategies._strategy import NO_TIME, SEEDS, Limits, Score, Trial
 from qdqtune.search.subgraphs._assembly import Costs, Crossing, ObservedCosts, assemble, form_in
 from qdqtune.search.subgraphs._choices import Choices
 from tests.conftest import model_from_text
@@ -361,16 +361,75 @@ def test_without_validation_only_the_seeds_are_asked_about() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_where_builds_take_long_only_clear_gains_are_worth_one(seed: int) -> None:
+def test_where_builds_take_long_few_candidates_are_asked_about(seed: int) -> None:
     truth, predicted = random_costs(seed), random_costs(seed + 100)
-    usual, frugal = (
-        play(predicted, truth.total_ms, layers=layers_of(truth), frugal=each)
-        for each in (False, True)
-    )
-    assert frugal.asked <= usual.asked
-    assert set(frugal.stages) <= {SEEDS, "batches"}
+    frugal = play(predicted, truth.total_ms, layers=layers_of(truth), frugal=True, benchmarks=7)
+    assert frugal.asked <= 7
+    assert all(len(trial.candidates) == 1 for trial in frugal.trials if trial.stage != SEEDS)
     seeds = (NOTHING, assemble(predicted), frozenset(range(UNITS)))
     assert truth.total_ms(frugal.search.best) <= min(map(truth.total_ms, seeds)) + 1e-9
+
+
+def test_where_builds_take_long_one_candidate_tells_of_all_doubtful_units() -> None:
+    """Units that seem to lose a little: one of them gains, and the layers tell which."""
+    predicted = costs([5.0] * 5 + [10.2] * 3)
+    truth = costs([5.0] * 5 + [10.2, 7.0, 10.2])
+    played = play(
+        predicted, truth.total_ms, {"raw": frozenset(range(5))},
+        layers=layers_of(truth), frugal=True,
+    )  # fmt: skip
+    asked = [state for trial in played.trials for state in trial.candidates]
+    assert asked[1] == frozenset(range(UNITS))
+    assert played.search.best == frozenset({0, 1, 2, 3, 4, 6})
+    assert played.asked <= 6
+
+
+def test_what_is_compiled_as_a_whole_is_not_taken_apart_where_builds_take_long() -> None:
+    truth = costs([5.0] * 4 + [10.5] * 4)
+
+    def divided(state: State) -> ObservedCosts:
+        seen = layers_of(truth)(state)
+        return replace(seen, divided_ms=seen.total_ms)
+
+    seeds = {"everything": frozenset(range(UNITS)), "rules": frozenset(range(5))}
+    played = play(truth, truth.total_ms, seeds, layers=divided, frugal=True)
+    assert [trial.stage for trial in played.trials] == [SEEDS]
+    assert played.search.best == seeds["rules"]
+    taken_apart = play(truth, truth.total_ms, seeds, layers=layers_of(truth), frugal=True)
+    assert taken_apart.search.best == frozenset(range(4))
+
+
+@pytest.mark.parametrize("frugal", [False, True])
+def test_what_is_predicted_is_known_before_it_is_timed(frugal: bool) -> None:
+    truth = costs([4.0] * 4 + [11.0] * 4)
+    played = play(costs([5.0] * UNITS), truth.total_ms, layers=layers_of(truth), frugal=frugal)
+    asked = [(t.reference, state) for t in played.trials for state in t.candidates]
+    predicted = list(played.search.predictions)
+    assert [pair for pair in predicted if pair in asked] == asked
+    told = {batch.predicted for batch in played.search.batches}
+    assert told == {played.search.predictions[pair] for pair in asked}
+
+
+def test_ops_that_are_known_to_have_no_kernel_are_not_tried() -> None:
+    truth = costs([4.0] * UNITS)
+    space, choices = chain()
+    everything = frozenset(range(UNITS))
+    task = SubgraphTask(
+        space, {"everything": everything}, Limits(benchmarks=3), choices=choices, costs=truth,
+        alike=choices.around, refused=frozenset({"n0"}),
+    )  # fmt: skip
+    search = AssemblySearch(task)
+    (trial,) = search.ask()
+    assert trial.candidates == (everything - {0},)
+
+
+def test_what_there_was_no_time_for_has_no_row() -> None:
+    truth = costs([4.0] * UNITS)
+    search = play(truth, truth.total_ms, incremental=False).search
+    again = AssemblySearch(search.task)  # type: ignore[arg-type]
+    (trial,) = again.ask()
+    again.tell(trial, [Score.failed(NO_TIME) for _ in trial.candidates])
+    assert again.batches == []
 
 
 def test_seeds_that_come_to_the_same_are_asked_once_and_empty_ones_never() -> None:

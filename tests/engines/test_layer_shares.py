@@ -52,3 +52,11 @@ def test_layers_of_which_too_little_is_known_are_not_trusted(index):
     assert shares_of_latency(index, layers) == estimated_shares(index)
     assert shares_of_latency(index, []) == estimated_shares(index)
     assert sum(estimated_shares(index).values()) == pytest.approx(1.0)
+
+
+def test_work_of_a_product_of_activations_is_that_of_each_of_a_batch():
+    text = """g (float[2,4,8,16] a, float[2,4,16,8] b, float[8,16] c) =>
+        (float[2,4,8,8] y, float[8,8] z) { y = MatMul(a, b) z = MatMul(c, w) }"""
+    index = GraphIndex(ir.from_proto(model_from_text(text, w=np.ones((16, 8), np.float32))))
+    shares = estimated_shares(index)
+    assert shares["n0"] == pytest.approx(8 * shares["n1"])

@@ -186,6 +186,20 @@ class TestPlanCache:
             use(workers.worker(VERSION), path, SessionOptions())
         assert workers.builds(VERSION, path) == 1
 
+    def test_a_plan_that_was_kept_needs_no_builder(
+        self, workers: StandInWorkers, tmp_path: Path
+    ) -> None:
+        """To create one takes seconds."""
+        path, options = model(tmp_path, "kept"), options_of(plan_cache=tmp_path / "plans")
+        use(workers.worker(VERSION), path, options)
+        with workers.new_worker(VERSION) as other:
+            workers.set_fault("builder_none")
+            use(other, path, options)
+            new = model(tmp_path, "new")
+            failed = other.measure(new, FEEDS, blocks=1, runs=2, options=options)
+        workers.set_fault("")
+        assert "can't build here" in (failed.error or "")
+
     @pytest.mark.parametrize("given", [{"level": "1"}, {"precision": "bf16"}, {"device": "1"}])
     def test_other_options_build_anew(
         self, workers: StandInWorkers, tmp_path: Path, given: dict[str, str]

@@ -209,6 +209,22 @@ def test_builds_that_are_kept_are_paid_once() -> None:
     assert rebuilt.noise_check_s == rebuilt.trial_s(1, Effort.SCREEN)
 
 
+def test_candidates_are_expected_to_build_as_those_before() -> None:
+    """The first build of a process takes longer; what was only opened again tells nothing."""
+    budget = TimeBudget(lambda: 235.0, PRESETS["quick"].within(300.0), 300.0)
+    budget.saw_baseline(60.0, 1.2, again_s=2.0)
+    assert budget.candidate_s == 60.0
+    budget.saw_build(3.0)
+    assert budget.candidate_s == 60.0
+    before_s = budget.trial_s(2, Effort.CONFIRM)
+    budget.saw_build(10.0)
+    assert budget.trial_s(2, Effort.CONFIRM) == pytest.approx(before_s - 2 * 50.0)
+    budget.saw_build(30.0)
+    assert budget.candidate_s == 30.0
+    budget.saw_build(5.0)
+    assert budget.candidate_s == 15.0
+
+
 def test_subgraphs_leave_time_for_whole_models() -> None:
     """All that are wanted if they take less than half, half of them else, but always one."""
     left = [math.inf]

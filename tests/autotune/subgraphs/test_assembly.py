@@ -38,7 +38,7 @@ def drawn_crossing(rng: random.Random, kind: str, subgraphs: int, number: int) -
     later = range(0 if producer is None else producer + 1, subgraphs)
     consumers = frozenset(rng.sample(later, rng.randint(1, min(4, len(later)))))
     size = {"ties": 1.0, "ratios": 1.0}.get(kind, 0.4)
-    return Crossing(
+    crossing = Crossing(
         f"t{number}",
         producer,
         consumers,
@@ -46,6 +46,11 @@ def drawn_crossing(rng: random.Random, kind: str, subgraphs: int, number: int) -
         quantize_ms=size * drawn_ms(rng, kind),
         dequantize_ms=size * drawn_ms(rng, kind),
     )
+    if kind != "fused" or rng.random() < 0.3:
+        return crossing
+    makers = set(range(subgraphs)) - consumers if producer is None else {producer}
+    fused_by = rng.choice([None, *sorted(makers)])
+    return replace(crossing, fused_by=fused_by, fused_ms=rng.random() * crossing.quantize_ms)
 
 
 def drawn_costs(seed: int, kind: str, subgraphs: int = 0) -> Costs:
@@ -71,8 +76,8 @@ def slack_ms(costs: Costs) -> float:
     return RESOLUTION * terms * everything_ms(costs) + 1e-12
 
 
-@given(seed=SEEDS, kind=st.sampled_from(["plain", "ratios"]))
-@settings(max_examples=120)
+@given(seed=SEEDS, kind=st.sampled_from(["plain", "ratios", "fused"]))
+@settings(max_examples=180)
 def test_nothing_is_cheaper(seed, kind):
     costs = drawn_costs(seed, kind)
     found = assemble(costs)
@@ -89,6 +94,44 @@ def test_of_equals_the_one_with_the_fewest_quantized_subgraphs_is_taken(seed):
     best_ms = min(map(costs.total_ms, states))
     assert costs.total_ms(found) == best_ms
     assert len(found) == min(len(state) for state in states if costs.total_ms(state) == best_ms)
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (set(), 0.0),
+        ({0}, 0.0),  # the kernel writes floats
+        ({1}, 5.0),
+        ({0, 1}, 5.0),  # one reads floats, the other integers
+        ({0, 1, 2}, 1.0),
+    ],
+)
+def test_a_kernel_quantizes_what_it_writes_if_nobody_reads_floats(state, expected):
+    crossing = Crossing("t", None, frozenset({1, 2}), False, 5.0, fused_by=0, fused_ms=1.0)
+    assert crossing.cost_ms(state) == expected
+    assert replace(crossing, is_read_as_float=True).cost_ms({0, 1, 2}) == 5.0
+    assert replace(crossing, producer=0).cost_ms(state) == expected
+
+
+def test_what_moves_values_between_quantized_subgraphs_is_quantized_with_them():
+    """Whose kernels quantize what they write do so before it is moved."""
+    crossings = (
+        Crossing("a", None, frozenset({1}), False, 5.0, fused_by=0),
+        Crossing("b", None, frozenset({2}), False, 5.0, fused_by=1),
+    )
+    costs = Costs((10.0, 4.0, 10.0), (6.0, 1.0, 6.0), crossings, moves=((1, 0),))
+    assert costs.total_ms({0, 2}) == costs.total_ms({0, 1, 2}) == 13.0
+    assert replace(costs, moves=()).total_ms({0, 2}) == 6.0 + 4.0 + 6.0 + 5.0
+    assert costs.total_ms({2}) == 10.0 + 4.0 + 6.0 + 5.0
+
+
+def test_the_rest_costs_what_it_does_in_the_models_that_are_most_alike():
+    costs = Costs((4.0, 4.0), (2.0, 2.0), rest_ms=9.0)
+    seen = replace(costs, rests=((frozenset(), 8.0), (frozenset({0, 1}), 4.0)))
+    assert costs.total_ms({0}) == 2.0 + 4.0 + 9.0
+    assert seen.total_ms(()) == 8.0 + 8.0
+    assert seen.total_ms({0, 1}) == 4.0 + 4.0
+    assert seen.total_ms({0}) == 2.0 + 4.0 + 6.0  # as far from both
 
 
 def with_borderless(costs: Costs, seed: int) -> Costs:
@@ -118,7 +161,7 @@ def enumerated_ms(costs: Costs) -> float:
 
 @pytest.mark.parametrize("seed", range(100))
 def test_nothing_is_cheaper_among_three_forms(seed):
-    costs = with_borderless(drawn_costs(seed, "plain"), seed)
+    costs = with_borderless(drawn_costs(seed, "fused" if seed % 2 else "plain"), seed)
     found = assemble(costs)
     assert costs.total_ms(found) <= enumerated_ms(costs) + slack_ms(costs)
 

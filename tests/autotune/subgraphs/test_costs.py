@@ -281,6 +281,36 @@ def test_where_the_time_of_a_model_goes(tmp_path: Path) -> None:
     assert set(seen.dequantize_ms) == {"b", "p"}
 
 
+@pytest.mark.parametrize(
+    ("quantized", "expected"),
+    [
+        (("n2",), ({"p": 0.5}, {}, 2.0)),
+        (("n0",), ({}, {"p": 0.5}, 2.0)),
+        ((), ({}, {}, 2.5)),
+        (("n0", "n1", "n2", "n3"), ({}, {}, 2.5)),
+    ],
+)
+def test_a_change_of_layout_between_integers_and_floats_is_a_conversion(
+    quantized: tuple[str, ...], expected: tuple[object, ...], tmp_path: Path
+) -> None:
+    made, _ = fork(tmp_path)
+    index = GraphIndex(made.inserter.model(made.planner.placement(quantized)))
+    copied = "Reformatted Input Tensor 0 to n2"
+    layers = [
+        LayerTime("n0", "Conv", 2.0, origins=("n0",), inputs=("x",), outputs=("a",)),
+        LayerTime("n1", "Pooling", 1.0, origins=("n1",), inputs=("a",), outputs=("p",)),
+        LayerTime(
+            "Reformatting CopyNode for Input Tensor 0 to n2", "Reformat", 0.5,
+            inputs=("p",), outputs=(copied,),
+        ),
+        LayerTime("n2", "Conv", 2.0, origins=("n2",), inputs=(copied,), outputs=("b",)),
+        LayerTime("n3", "Conv", 2.0, origins=("n3",), inputs=("p",), outputs=("c",)),
+    ]  # fmt: skip
+    seen = look_at(index, layers, {f"n{n}": n for n in range(4)}, frozenset())
+    assert (seen.quantize_ms, seen.dequantize_ms, seen.unit_ms[LEFT]) == expected
+    assert seen.total_ms == pytest.approx(7.5)
+
+
 def test_a_layer_of_several_units_is_divided_by_what_they_weigh(tmp_path: Path) -> None:
     made, _ = fork(tmp_path)
     layers = [LayerTime("both", "Conv", 8.0, origins=("n2", "n3"))]
@@ -295,17 +325,35 @@ def test_a_layer_of_several_units_is_divided_by_what_they_weigh(tmp_path: Path) 
     assert unknown.unit_ms == {LEFT: 4.0, RIGHT: 4.0}
 
 
-def test_a_layer_of_units_that_are_compiled_together_tells_nothing_of_each(tmp_path: Path) -> None:
+def test_of_units_that_are_compiled_together_the_quantized_ones_cost_the_rest(
+    tmp_path: Path,
+) -> None:
     made, _ = fork(tmp_path)
     layers = [
         LayerTime("both", "Myelin", 8.0, origins=("n2", "n3")),
         LayerTime("alone", "Conv", 2.0, origins=("n0",)),
     ]
     unit_of = {f"n{n}": n for n in range(4)}
-    seen = look_at(made.index, layers, unit_of, frozenset(), compiled=[FIRST, LEFT, RIGHT])
-    assert (seen.unit_ms, seen.rest_ms) == ({FIRST: 2.0}, 8.0)
-    divided = look_at(made.index, layers, unit_of, frozenset(), compiled=[LEFT])
-    assert divided.unit_ms == {FIRST: 2.0, LEFT: 4.0, RIGHT: 4.0}
+    weights, together = [2.0, 0.0, 1.0, 1.0], [FIRST, LEFT, RIGHT]
+    plain = look_at(made.index, layers, unit_of, frozenset(), weights=weights, compiled=together)
+    assert plain.unit_ms == {FIRST: 2.0, LEFT: 4.0, RIGHT: 4.0}
+    assert (plain.divided_ms, plain.total_ms) == (8.0, 10.0)
+    seen = look_at(
+        made.index, layers, unit_of, frozenset({LEFT}), weights=weights, compiled=together
+    )
+    assert seen.unit_ms == {FIRST: 2.0, LEFT: 7.0, RIGHT: 1.0}
+    apart = look_at(
+        made.index, layers, unit_of, frozenset({LEFT}), weights=weights, compiled=[LEFT]
+    )
+    assert (apart.unit_ms, apart.divided_ms) == ({FIRST: 2.0, LEFT: 4.0, RIGHT: 4.0}, 0.0)
+
+
+def test_what_is_converted_within_a_unit_is_its_own(tmp_path: Path) -> None:
+    _, index, layers, unit_of = quantized_fork(tmp_path)
+    seen = look_at(index, layers, dict.fromkeys(unit_of, 0), frozenset({0}))
+    assert set(seen.quantize_ms) == {"x"}
+    assert "p" not in seen.dequantize_ms
+    assert seen.total_ms == pytest.approx(sum(layer.ms for layer in layers))
 
 
 def test_who_quantizes_at_run_time_shares_what_that_costs(tmp_path: Path) -> None:

@@ -75,7 +75,8 @@ def _work(index: GraphIndex, node: ir.Node) -> float:
         return moved
     weight = index.shape(node.inputs[1].name or "") or ()
     channels = weight[weight_axis(node)] if len(weight) > 1 else 1
-    per_value = _size(index, node.inputs[1]) / (channels or 1)
+    batch = math.prod(dim or 1 for dim in weight[:-2]) if is_op(node, "MatMul") else 1
+    per_value = _size(index, node.inputs[1]) / ((channels or 1) * batch)
     return moved + _size(index, node.outputs[0]) * per_value / 8.0
 
 

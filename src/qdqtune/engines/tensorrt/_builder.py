@@ -6,6 +6,7 @@ import ctypes
 import importlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -148,13 +149,12 @@ class ShapesMissing(Exception):
 class PlanBuilder:
     """Builds engines, one after the other, with one builder.
 
+    That is created for the first build: it takes seconds, and a plan that was kept needs none.
+
     Args:
         library: TensorRT.
         settings: How to build.
         timing_cache: Known kernel timings; None to start without.
-
-    Raises:
-        BuildError: If no builder can be created, as without a GPU.
     """
 
     def __init__(
@@ -165,9 +165,13 @@ class PlanBuilder:
         self._cache = timing_cache
         self._typing = library.typing_of(settings.typing)
         library.load_plugins(settings.plugins)
+
+    @cached_property
+    def _builder(self) -> Any:
+        library = self._library
         library.log.errors = []
         try:
-            self._builder = library.api.Builder(library.log)
+            return library.api.Builder(library.log)
         except TypeError as error:  # raised for a null pointer
             reason = telling(library.log.errors) or str(error)
             raise BuildError(f"TensorRT can't build here: {reason}") from None
@@ -185,7 +189,7 @@ class PlanBuilder:
             The serialized engine.
 
         Raises:
-            BuildError: If it can't be built.
+            BuildError: If it can't be built, or nothing can, as without a GPU.
             ShapesMissing: If an input has neither shapes nor values.
         """
         log, model = self._library.log, (path, low_types, shapes, values)

@@ -3,14 +3,15 @@
 Assemblies of the whole model are compared first. Then the costs are put right by what was seen in
 them, layer by layer, and the cheapest assembly is found anew; where it differs from the best one so
 far, groups are flipped, those with the largest expected gain first, all together, and in halves if
-that is not faster. At last come flips that the costs advise against, but not by much.
+that is not faster. At last come flips that the costs advise against, but not by much: one by one,
+or, where builds take long, all that could be right together, so that one model tells of them all.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from qdqtune.config import SUBGRAPH
@@ -18,6 +19,7 @@ from qdqtune.records._tuning import Batch
 from qdqtune.search._space import State
 from qdqtune.search.strategies._strategy import (
     DOUBTS,
+    NO_TIME,
     NOTHING,
     SEEDS,
     Effort,
@@ -46,12 +48,17 @@ _LAST = "against the best seed"
 # What a flip must have, in standard errors, to be tried again, and to be taken.
 _PROMISING = 0.5
 _PROBABLE = 1.0
-# Expected gains below this are not worth a build.
-_LEAST_GAIN, _LEAST_CLEAR_GAIN = 0.002, 0.02
+# Expected gains below this are not worth a build, and not one that takes long.
+_LEAST_GAIN, _LEAST_CLEAR_GAIN = 0.002, 0.005
 # Batches, and parts of them, that fail before the rest is left as it is.
 _MOST_FAILURES, _MOST_COSTLY_FAILURES = 3, 1
 # Rounds of doubts that may bring nothing.
 _MOST_FRUITLESS = 2
+# Where builds take long: choices that are tried against the costs' advice and may bring nothing,
+# and what each may lose by the costs.
+_MOST_HOPES, _MOST_LOSS = 3, 0.05
+# With a larger part of the time in layers that are compiled as a whole, costs are guesses.
+_MOST_DIVIDED = 0.5
 # Candidates beside the seeds, as a rule.
 _USUAL_STEPS = 6
 # How wrong the costs may be about a group, as a part of what it costs: of one that was seen in a
@@ -71,8 +78,9 @@ class SubgraphTask(SearchTask):
         alike: Units of equal content, which are flipped together, by the numbers of all their
             forms; those that only move values are not among them: they follow their neighbours.
         incremental: Whether anything is tried beside the seeds.
-        frugal: Whether candidates are so costly that only clear gains are worth one.
+        frugal: Whether candidates are so costly that each has to tell of many groups.
         told: Choices whose own layers the costs were taken from: nothing is predicted of them.
+        refused: Names of ops that the engine is known to have no kernel for.
     """
 
     choices: Choices
@@ -81,12 +89,18 @@ class SubgraphTask(SearchTask):
     incremental: bool = True
     frugal: bool = False
     told: frozenset[State] = frozenset()
+    refused: frozenset[str] = frozenset()
 
     workflow: ClassVar[str] = SUBGRAPH
 
 
 class AssemblySearch(SteppedStrategy):
-    """Tries assemblies on the whole model."""
+    """Tries assemblies on the whole model.
+
+    Attributes:
+        predictions: Speedup of each choice that was asked about over its reference (the first of
+            the two), by the costs as they were known then.
+    """
 
     workflow: ClassVar[str] = SUBGRAPH
 
@@ -97,7 +111,9 @@ class AssemblySearch(SteppedStrategy):
         self._alike = task.alike
         self._incremental = task.incremental
         self._frugal = task.frugal
-        self._sources = task.told
+        self.predictions: dict[tuple[State, State], float] = {}
+        self.refused = task.space.like_ops(task.refused)
+        self._sources = frozenset(state - self.refused for state in task.told)
         self._observed: dict[State, ObservedCosts] = {}
         self._fixed: dict[int, bool] = {}
         self._failures = 0
@@ -113,6 +129,13 @@ class AssemblySearch(SteppedStrategy):
     def _trial_size(self) -> int:
         return 0
 
+    @property
+    def is_opaque(self) -> bool:
+        """Whether candidates are costly, and their layers tell next to nothing of their parts."""
+        seen = [each for each in self._observed.values() if each.quantized]
+        divided = (each.divided_ms > _MOST_DIVIDED * each.total_ms for each in seen)
+        return self._frugal and bool(seen) and all(divided)
+
     def observe(self, state: State, layers: object) -> None:
         """Take in where the time of a candidate goes, before its score is told."""
         assert isinstance(layers, ObservedCosts)
@@ -122,28 +145,54 @@ class AssemblySearch(SteppedStrategy):
     def steps(self) -> Steps:
         """Everything it asks, one trial after the other."""
         yield from self._compare_seeds()
-        if not self._incremental:
+        if not self._incremental or self.is_opaque:
             return
         yield from self._use_schemes()
         yield from self._refine()
+        if self._frugal:
+            yield from self._hope()
+            return
         fruitless = 0
-        while self._room > 1 and not self._frugal and fruitless < _MOST_FRUITLESS:
+        while self._room > 1 and fruitless < _MOST_FRUITLESS:
             before = self.best
             yield from self._doubt()
             fruitless = fruitless + 1 if self.best == before else 0
             yield from self._refine()
-        if not self._frugal:
-            yield from self._compare_with_best_seed(_LAST)
+        yield from self._compare_with_best_seed(_LAST)
 
     def _scores(
         self, reference: State, states: Iterable[State], effort: Effort, stage: str
     ) -> Stepping[dict[State, Score]]:
         """Scores of states that are new, in one trial; one candidate is left for the last stage."""
         new = list(states)
-        reserve = 0 if stage in (SEEDS, _LAST) else 1
+        reserve = 0 if stage in (SEEDS, _LAST) or self._frugal else 1
         wanted = {self.space.key(s) for s in new if self._is_new(reference, s, effort)}
         self.is_cut_short |= len(wanted) > self._room - reserve
         return (yield from self._compare(reference, new, effort, stage, reserve))
+
+    def _ask_once(
+        self, reference: State, states: Iterable[State], effort: Effort, stage: str, reserve: int
+    ) -> Stepping[dict[State, Score]]:
+        """Predict what is asked about before it is timed."""
+        asked, costs = list(states), self._now()
+        before_ms = self._as_seen(costs, reference).total_ms(self._units(reference))
+        for state in asked if not self.is_opaque else ():
+            after_ms = self._as_seen(costs, state).total_ms(self._units(state))
+            is_known = 0.0 < before_ms < math.inf and 0.0 < after_ms < math.inf
+            if state not in self._sources:
+                predicted = before_ms / after_ms if is_known else 1.0
+                self.predictions.setdefault((reference, state), predicted)
+        return (yield from super()._ask_once(reference, asked, effort, stage, reserve))
+
+    def _as_seen(self, costs: Costs, state: State) -> Costs:
+        """The costs, with those of units that a choice has in another way as they were seen."""
+        real, quantized = self.space.closed(state), list(costs.quantized_ms)
+        for number in self._choices.otherwise(real):
+            around = self._choices.around[self._choices.unit(number)]
+            for seen, model in self._observed.items():
+                if self.space.closed(seen) & around == real & around and number < len(quantized):
+                    quantized[number] = model.unit_ms.get(number, quantized[number])
+        return replace(costs, quantized_ms=tuple(quantized))
 
     def _units(self, state: State) -> State:
         return self._choices.units(self.space.closed(state))
@@ -163,15 +212,16 @@ class AssemblySearch(SteppedStrategy):
     def _compare_seeds(self) -> Steps:
         states: dict[State, str] = {}
         for name, state in self.task.seeds.items():
-            if self.space.placement(state):
-                states.setdefault(state, name)
+            rest = state - self.refused
+            if self.space.placement(rest):
+                told = name if rest == state else WITHOUT_REFUSED.format(name)
+                states.setdefault(rest, told)
         scores = yield from self._scores(NOTHING, states, Effort.CONFIRM, SEEDS)
         self._take_best_seed(scores)
         self._fixed.update((number, False) for number in self._choices.units(self.refused))
         for state, score in scores.items():
             name = states.get(state) or WITHOUT_REFUSED.format(states[self.spared[state]])
-            self._note(name, NOTHING, state, score, self._costs,
-                       accepted=state == self.best)  # fmt: skip
+            self._note(name, NOTHING, state, score, accepted=state == self.best)
 
     def _use_schemes(self) -> Steps:
         """Quantize what the best seed quantizes otherwise by its scheme, where that costs less."""
@@ -188,12 +238,12 @@ class AssemblySearch(SteppedStrategy):
         total = self._now().total_ms(own.quantized)
         if not saved or sum(saved.values()) < self._least_gain * total:
             return
-        state = self._choices.with_schemes(self.best, saved)
-        scores = yield from self._scores(self.best, [state], Effort.CONFIRM, SCHEMES)
+        before, state = self.best, self._choices.with_schemes(self.best, saved)
+        self.predictions[before, state] = total / (total - sum(saved.values()))
+        scores = yield from self._scores(before, [state], Effort.CONFIRM, SCHEMES)
         for score in scores.values():
             accepted = score.certainty > _PROBABLE
-            predicted = total / (total - sum(saved.values()))
-            self._add(SCHEMES, (len(saved), 0), predicted, score, accepted=accepted)
+            self._add(SCHEMES, (len(saved), 0), before, state, score, accepted=accepted)
             if accepted:
                 self._accept(state, score.gain)
 
@@ -236,7 +286,7 @@ class AssemblySearch(SteppedStrategy):
                 else:
                     waiting[:0] = self._halves(now, batch)
                 continue
-            if self._is_taken(BATCHES, state, score, costs):
+            if self._is_taken(BATCHES, state, score):
                 return
             self._failures += 1
             if len(batch) == 1:
@@ -273,7 +323,7 @@ class AssemblySearch(SteppedStrategy):
         before = self.best
         scores = yield from self._scores(before, hopeful, Effort.SCREEN, DOUBTS)
         for state, score in scores.items():
-            self._note(DOUBTS, before, state, score, costs, accepted=False)
+            self._note(DOUBTS, before, state, score, accepted=False)
         good = [state for state, score in scores.items() if score.certainty > _PROMISING]
         if good:
             good.sort(key=lambda state: -scores[state].gain)
@@ -288,17 +338,86 @@ class AssemblySearch(SteppedStrategy):
                 together = (together - (before - state)) | (state - before)
                 changed |= units
         for candidate in dict.fromkeys((together, good[0])):
-            costs = self._now()
             scores = yield from self._scores(before, [candidate], Effort.CONFIRM, DOUBTS)
             score = scores.get(candidate)
-            if score is None:
-                continue
-            if self._is_taken(DOUBTS, candidate, score, costs):
+            if score is not None and self._is_taken(DOUBTS, candidate, score):
                 return
+
+    def _hope(self) -> Steps:
+        """Try what would be cheapest if the costs were wrong in its favor.
+
+        Its layers tell of all groups in which it differs whether they were.
+        """
+        fruitless = 0
+        while self._room > 0 and fruitless < _MOST_HOPES:
+            before, state = self.best, self._hopeful_state()
+            if state is None:
+                return
+            scores = yield from self._scores(before, [state], Effort.CONFIRM, DOUBTS)
+            if state not in scores:
+                return
+            self._is_taken(DOUBTS, state, scores[state])
+            yield from self._refine()
+            fruitless = fruitless + 1 if self.best == before else 0
+
+    def _hopeful_state(self) -> State | None:
+        """The cheapest choice if its costs were as wrong as they may be, or else the likeliest."""
+        costs, now = self._now(), self._units(self.best)
+        hoped = self._hoped(costs, now)
+        target = assemble_closed(hoped, self._closed, self._fixed)
+        parts = [part & (now ^ target) for part in self._alike]
+        flips = self._by_gain(hoped, now, [part for part in parts if part])
+        if gain_of(hoped, now ^ NOTHING.union(*flips), now) < self._least_gain:
+            flips = self._cheap_flips(costs, hoped, now)
+        for count in range(len(flips), 0, -1):
+            state = self._to(now ^ NOTHING.union(*flips[:count]))
+            is_seen = state in self._observed or state in self._sources
+            if not is_seen and self._is_new(self.best, state, Effort.CONFIRM):
+                return state
+        return None
+
+    def _cheap_flips(self, costs: Costs, hoped: Costs, now: State) -> list[State]:
+        """Flips that cost little all together, those first that are likeliest to gain."""
+        odds: dict[State, float] = {}
+        for flip in (flip for part in self._alike for flip in self._flips(part, now)):
+            loss, doubt = -gain_of(costs, now ^ flip, now), gain_of(hoped, now ^ flip, now)
+            if self._fixed.keys().isdisjoint(flip) and doubt + loss > 0.0:
+                odds[flip] = loss / (doubt + loss)
+        taken: list[State] = []
+        for flip in sorted(odds, key=lambda flip: (odds[flip], sorted(flip))):
+            together = NOTHING.union(*taken, flip)
+            is_apart = {self._choices.unit(n) for n in flip}.isdisjoint(
+                self._choices.unit(n) for other in taken for n in other
+            )
+            if is_apart and gain_of(costs, now ^ together, now) > -_MOST_LOSS:
+                taken.append(flip)
+        return taken
+
+    def _hoped(self, costs: Costs, now: State) -> Costs:
+        """The costs if they were wrong in favor of whatever is not chosen now.
+
+        The more often a form was seen in whole models, the less its cost can be wrong.
+        """
+        count = len(costs.float_ms)
+
+        def hoped(unit: int, number: int | None, ms: float | None) -> float | None:
+            if ms is None or form_in(now, unit, count) == number:
+                return ms
+            seen = sum(form_in(each.quantized, unit, count) == number
+                       for each in self._observed.values())  # fmt: skip
+            return ms * (1.0 - self._error(unit, number) / max(1, seen))
+
+        return replace(
+            costs,
+            float_ms=tuple(hoped(n, None, ms) or 0.0 for n, ms in enumerate(costs.float_ms)),
+            quantized_ms=tuple(hoped(n, n, ms) for n, ms in enumerate(costs.quantized_ms)),
+            borderless_ms=tuple(hoped(n, n + count, ms)
+                                for n, ms in enumerate(costs.borderless_ms)),
+        )  # fmt: skip
 
     def _hopeful(self, costs: Costs, now: State) -> dict[State, float]:
         """Flips that could gain if the costs were wrong, with what they could."""
-        total = costs.total_ms(now)
+        total, count = costs.total_ms(now), len(costs.float_ms)
         worth: dict[State, float] = {}
         for part in self._alike:
             for flip in self._flips(part, now):
@@ -307,7 +426,8 @@ class AssemblySearch(SteppedStrategy):
                 after = now ^ flip
                 expected = gain_of(costs, after, now)
                 units = {self._choices.unit(number) for number in flip}
-                doubt = sum(costs.float_ms[n] * self._error(n, after) for n in units) / total
+                doubt = sum(costs.float_ms[n] * self._error(n, form_in(after, n, count))
+                            for n in units) / total  # fmt: skip
                 if expected + doubt > self._least_gain:
                     worth[self._to(after)] = expected + doubt
         return worth
@@ -333,47 +453,42 @@ class AssemblySearch(SteppedStrategy):
                     worth[state] = hope
         return worth
 
-    def _error(self, unit: int, state: State) -> float:
-        """How wrong the costs may be about a unit in the form that it has in a choice."""
+    def _error(self, unit: int, form: int | None) -> float:
+        """How wrong the costs may be about a unit in the form that a number stands for."""
         count = len(self._costs.float_ms)
-        form = form_in(state, unit, count)
         seen = (form_in(each.quantized, unit, count) for each in self._observed.values())
         is_seen = form in seen
         return _ERROR_SEEN if is_seen else _ERROR_GUESSED
 
-    def _is_taken(self, stage: str, state: State, score: Score, costs: Costs) -> bool:
+    def _is_taken(self, stage: str, state: State, score: Score) -> bool:
         """Let a choice be the incumbent, if it is probably better."""
         accepted = score.certainty > _PROBABLE
-        self._note(stage, self.best, state, score, costs, accepted=accepted)
+        self._note(stage, self.best, state, score, accepted=accepted)
         if accepted:
             self._accept(state, score.gain)
         return accepted
 
     def _note(
-        self,
-        stage: str,
-        before: State,
-        after: State,
-        score: Score,
-        costs: Costs,
-        *,
-        accepted: bool,
+        self, stage: str, before: State, after: State, score: Score, *, accepted: bool
     ) -> None:
         old, new = self._units(before), self._units(after)
-        predicted = None if after in self._sources else math.exp(gain_of(costs, new, old))
         had, has = (frozenset(map(self._choices.unit, each)) for each in (old, new))
         changed = len(has - had), len(had - has)
-        self._add(stage, changed, predicted, score, accepted=accepted)
+        self._add(stage, changed, before, after, score, accepted=accepted)
 
     def _add(
         self,
         stage: str,
         changed: tuple[int, int],
-        predicted: float | None,
+        before: State,
+        after: State,
         score: Score,
         *,
         accepted: bool,
     ) -> None:
         """Note what was tried: how many groups were quantized and dropped, and what came of it."""
+        if score.failure == NO_TIME:
+            return
+        predicted = self.predictions.get((before, after))
         measured = None if score.failure is not None else speedup_of(score.gain)
         self.batches.append(Batch(stage, *changed, predicted, measured, score.error, accepted))

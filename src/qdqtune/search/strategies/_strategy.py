@@ -23,6 +23,9 @@ DOUBTS = "doubts"
 NOTHING: State = frozenset()
 """The float model."""
 
+NO_TIME = "there was no time for it"
+"""Why a candidate failed that was not tried at all."""
+
 _LARGEST_GAIN = 100.0
 # Candidates for each of several workers, which all time the reference, too.
 _FEW = 2

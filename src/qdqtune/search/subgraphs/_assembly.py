@@ -15,15 +15,17 @@ import heapq
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import onnx_ir as ir
 
 from qdqtune.engines.layers._mapper import nodes_of_layers
 from qdqtune.graph._index import GraphIndex
-from qdqtune.graph._op_classes import DEQUANTIZE, QDQ_OPS, QUANTIZE
+from qdqtune.graph._op_classes import COPY_OPS, DEQUANTIZE, QDQ_OPS, QUANTIZE
 from qdqtune.qdq._dynamic import find_dynamic_ops
-from qdqtune.records._layers import MappedLayer
+from qdqtune.records._layers import BETWEEN, MappedLayer
 from qdqtune.records._measurement import LayerTime
+from qdqtune.records._tuning import IN_PLACE
 from qdqtune.search._space import State
 from qdqtune.search.subgraphs._fusion_groups import FusionGroup
 from qdqtune.search.subgraphs._minimum_cut import SINK, SOURCE, UNITS, Network
@@ -48,6 +50,9 @@ class Crossing:
         is_read_as_float: Whether something that is never quantized reads it, too.
         quantize_ms: What it costs to quantize it once.
         dequantize_ms: What it costs to turn it back to float once.
+        fused_by: The subgraph that makes it, if its integer kernels write either floats or integers
+            at no cost: both only with a conversion. None if the engine's kernels don't.
+        fused_ms: What it costs to quantize it once in such a kernel; no more than elsewhere.
     """
 
     tensor: str
@@ -56,10 +61,20 @@ class Crossing:
     is_read_as_float: bool = False
     quantize_ms: float = 0.0
     dequantize_ms: float = 0.0
+    fused_by: int | None = None
+    fused_ms: float = 0.0
+
+    def is_fused_in(self, state: Collection[int]) -> bool:
+        """Whether the kernel that makes it quantizes it, as everybody reads it quantized."""
+        is_made_so = self.fused_by is not None and self.fused_by in state
+        return is_made_so and not self.is_read_as_float and self.consumers <= set(state)
 
     def is_quantized_in(self, state: Collection[int]) -> bool:
-        """Whether it is made as float, and somebody reads it quantized."""
-        is_float = self.producer is None or self.producer not in state
+        """Whether somebody reads it quantized, and the kernel that makes it doesn't do that."""
+        if self.fused_by is None:
+            is_float = self.producer is None or self.producer not in state
+        else:
+            is_float = not self.is_fused_in(state)
         return is_float and any(number in state for number in self.consumers)
 
     def is_dequantized_in(self, state: Collection[int]) -> bool:
@@ -70,9 +85,10 @@ class Crossing:
 
     def cost_ms(self, state: Collection[int]) -> float:
         """What its conversions cost with these subgraphs quantized."""
-        if self.is_quantized_in(state):
-            return self.quantize_ms
-        return self.dequantize_ms if self.is_dequantized_in(state) else 0.0
+        spent = self.quantize_ms if self.is_quantized_in(state) else 0.0
+        if self.consumers and self.is_fused_in(state):
+            spent = self.fused_ms
+        return spent + (self.dequantize_ms if self.is_dequantized_in(state) else 0.0)
 
 
 @dataclass(frozen=True)
@@ -84,10 +100,14 @@ class Costs:
         quantized_ms: The same quantized, without conversions at its borders; None if it can't be.
         crossings: What goes between them.
         follows: Subgraphs that are quantized only if another one is: the subgraph, and that one.
+        moves: Subgraphs that only move or pick values, and the one whose kernels may quantize them
+            before that.
         never: Subgraphs that stay float even if they are chosen.
-        rest_ms: What the rest of the model costs, whatever is chosen.
+        rest_ms: What the rest of the model costs, if nothing was seen.
         borderless_ms: Milliseconds of each subgraph in its borderless form; None if it has none.
             Empty if no subgraph has one.
+        rests: What the rest was seen to cost in whole models, with what was quantized in them: what
+            moves values takes less time if they are small.
     """
 
     float_ms: tuple[float, ...]
@@ -97,6 +117,8 @@ class Costs:
     never: frozenset[int] = frozenset()
     rest_ms: float = 0.0
     borderless_ms: tuple[float | None, ...] = ()
+    rests: tuple[tuple[State, float], ...] = ()
+    moves: tuple[tuple[int, int], ...] = ()
 
     def form_ms(self, number: int) -> float | None:
         """What a subgraph costs in the form that a number stands for; None if it has none."""
@@ -111,19 +133,61 @@ class Costs:
         count = len(self.float_ms)
         if len({number % count for number in state}) < len(state):  # one of them in two forms
             return math.inf
-        total = self.rest_ms
+        total = self._rest_in(state)
         for unit, as_float in enumerate(self.float_ms):
             number = form_in(state, unit, count)
             cost = as_float if number is None else self.form_ms(number)
             total += math.inf if cost is None else cost
         return total + sum(crossing.cost_ms(state) for crossing in self.crossings)
 
+    def _rest_in(self, state: State) -> float:
+        """What the rest should cost: as in the models seen, the more alike they are, the more."""
+        count = len(self.float_ms)
+        weights = []
+        for seen, ms in self.rests:
+            apart = sum(self.float_ms[number % count] for number in seen ^ state)
+            if not apart:
+                return ms
+            weights.append(1.0 / apart)
+        if not weights:
+            return self.rest_ms
+        parts = (weight * ms for weight, (_, ms) in zip(weights, self.rests, strict=True))
+        return sum(parts) / sum(weights)
+
     def _taken(self, state: Collection[int]) -> frozenset[int]:
-        """What is quantized of a choice: not those that have nobody to follow."""
+        """What is quantized of a choice: not those that have nobody to follow.
+
+        What only moves values between quantized subgraphs is, too, if kernels quantize what they
+        write: they then do it before the move.
+        """
         taken = frozenset(state) - self.never
         while lost := {one for one, leader in self.follows if one in taken and leader not in taken}:
             taken -= lost
+        while moved := {one for one, leader in self.moves
+                        if leader in taken and one not in taken and self._is_moved_in(one, taken)
+                        }:  # fmt: skip
+            taken |= moved
         return taken
+
+    def _is_moved_in(self, unit: int, state: Collection[int]) -> bool:
+        """Whether all results of a subgraph that moves values are read quantized."""
+        made = self._made_by.get(unit, ())
+        return (
+            bool(made)
+            and self.form_ms(unit) is not None
+            and all(
+                crossing.consumers and crossing.is_fused_in({unit, *state}) for crossing in made
+            )
+        )
+
+    @cached_property
+    def _made_by(self) -> Mapping[int, Sequence[Crossing]]:
+        """What subgraphs make whose kernels may quantize it, by subgraph."""
+        found: dict[int, list[Crossing]] = {}
+        for crossing in self.crossings:
+            if crossing.fused_by is not None:
+                found.setdefault(crossing.fused_by, []).append(crossing)
+        return found
 
 
 # How far apart what a subgraph costs alone and in the model may be.
@@ -141,6 +205,8 @@ class ObservedCosts:
         rest_ms: All the rest, but for conversions.
         quantize_ms: By tensor.
         dequantize_ms: By tensor.
+        divided_ms: How much of it was in layers of several units that are compiled as a whole: what
+            each of these has of it is a guess.
     """
 
     quantized: frozenset[int]
@@ -149,6 +215,13 @@ class ObservedCosts:
     quantize_ms: Mapping[str, float] = field(default_factory=dict)
     dequantize_ms: Mapping[str, float] = field(default_factory=dict)
     otherwise: frozenset[int] = frozenset()
+    divided_ms: float = 0.0
+
+    @property
+    def total_ms(self) -> float:
+        """Everything together."""
+        conversions = (*self.quantize_ms.values(), *self.dequantize_ms.values())
+        return self.rest_ms + sum(self.unit_ms.values()) + sum(conversions)
 
 
 def costs_of(
@@ -201,6 +274,7 @@ def costs_of(
         frozenset(number for number, leader in follows.items() if leader is None),
         plain.rest_ms,
         tuple(borderless) if any(unit.borderless for unit in units) else (),
+        moves=tuple(borders.moves()),
     )
 
 
@@ -240,6 +314,7 @@ def refined(costs: Costs, seen: Sequence[ObservedCosts], own: ObservedCosts | No
         quantized_ms=tuple(quantized),
         crossings=tuple(_seen_crossing(crossing, models) for crossing in costs.crossings),
         borderless_ms=tuple(borderless),
+        rests=tuple((model.quantized, model.rest_ms) for model in models),
     )
 
 
@@ -251,10 +326,14 @@ def form_in(state: Collection[int], unit: int, count: int) -> int | None:
 def _seen_crossing(crossing: Crossing, models: Sequence[ObservedCosts]) -> Crossing:
     """What converting a tensor was seen to cost: nothing where other layers took it along."""
     for model in reversed(models):  # the first is the last word
+        ms = model.quantize_ms.get(crossing.tensor, 0.0)
         if crossing.is_quantized_in(model.quantized):
-            ms = model.quantize_ms.get(crossing.tensor, 0.0)
-            crossing = replace(crossing, quantize_ms=ms)
-        elif crossing.is_dequantized_in(model.quantized):
+            fused_ms = min(ms, crossing.fused_ms)
+            crossing = replace(crossing, quantize_ms=ms, fused_ms=fused_ms)
+        elif crossing.is_fused_in(model.quantized):
+            quantize_ms = max(ms, crossing.quantize_ms)
+            crossing = replace(crossing, quantize_ms=quantize_ms, fused_ms=ms)
+        if crossing.is_dequantized_in(model.quantized):
             ms = model.dequantize_ms.get(crossing.tensor, 0.0)
             crossing = replace(crossing, dequantize_ms=ms)
     return crossing
@@ -313,13 +392,37 @@ class _Borders:
         if producer is not None:
             dequantize_ms = self._units[producer].conversion_ms(tensor)
             dequantize_ms += max((unit.float_layout_ms(tensor) for unit in readers), default=0.0)
-        return Crossing(tensor, producer, consumers, as_float, quantize_ms, dequantize_ms)
+        return Crossing(
+            tensor, producer, consumers, as_float, quantize_ms, dequantize_ms,
+            self._fused_by(tensor),
+        )  # fmt: skip
+
+    def _fused_by(self, tensor: str) -> int | None:
+        """The unit whose kernels may quantize a tensor, before it is moved, too."""
+        node = self._index.value[tensor].producer()
+        while node is not None:
+            unit = self._unit_of.get(self._group_of.get(node.name or ""))
+            if unit is not None:
+                return unit if self._units[unit].times.how == IN_PLACE else None
+            source = node.inputs[0] if node.op_type in COPY_OPS else None
+            node = source.producer() if source is not None else None
+        return None
+
+    def moves(self) -> Iterator[tuple[int, int]]:
+        """Units that only move or pick values, and those that may quantize them before."""
+        for number, unit in enumerate(self._units):
+            leaders = {self._fused_by(tensor) for tensor in unit.inputs}
+            types = {self._index.node[name].op_type for name in unit.content.nodes}
+            if types <= COPY_OPS | {"MaxPool"} and len(leaders) == 1:
+                leader = leaders.pop()
+                if leader is not None:
+                    yield number, leader
 
     def follows(self) -> dict[int, int | None]:
-        """Units that only move values, and whose result they move; None if it is always float."""
+        """Units that only move values, and whose result they move; None if no unit makes it."""
         found: dict[int, int | None] = {}
         for number, unit in enumerate(self._units):
-            leaders = {self._producer(tensor) for tensor in unit.inputs}
+            leaders = {self._unit_of.get(self._home(tensor)) for tensor in unit.inputs}
             if unit.is_passthrough and len(leaders) <= 1:
                 found[number] = next(iter(leaders), None)
         return found
@@ -343,32 +446,53 @@ def look_at(
         quantized: Units of which anything is quantized in it, by the numbers of their forms.
         otherwise: Those that are so in another way than by their scheme.
         weights: By which a layer is divided among several units; equally without.
-        compiled: Units that the engine compiles with others: a layer with several of them tells
-            nothing of each, and is counted with the rest.
+        compiled: Units that the engine compiles with others: in a layer of several, float ones cost
+            what they weigh, and the others the rest.
     """
     times: dict[int, float] = {}
-    untold: set[int] = set()
     conversions: dict[str, dict[str, float]] = {QUANTIZE: {}, DEQUANTIZE: {}}
-    rest_ms = 0.0
+    rest_ms = divided_ms = 0.0
     homes = _homes(index, unit_of)
+    copies = _Copies(index, layers, unit_of)
     for layer in nodes_of_layers(index, layers):
-        kind, tensor = _conversion(index, layer)
+        kind, tensor = copies.conversion(layer) if layer.how == BETWEEN else ("", "")
+        if not tensor:
+            kind, tensor = _conversion(index, layer)
+        if tensor and (inside := _unit_around(index, tensor, unit_of)) is not None:
+            times[inside] = times.get(inside, 0.0) + layer.ms
+            continue
         if tensor:
             spent = conversions[kind]
             spent[tensor] = spent.get(tensor, 0.0) + layer.ms
             continue
         shares = _shares(index, layer, homes, weights)
-        is_shared = len(shares) > 1 and shares.keys() <= set(compiled)
-        if is_shared or not shares:
+        if not shares:
             rest_ms += layer.ms
-            untold.update(shares)
             continue
+        if len(shares) > 1 and shares.keys() <= set(compiled):
+            shares = _shares_of_quantized(shares, layer.ms, weights, quantized)
+            divided_ms += layer.ms
         for unit, share in shares.items():
             times[unit] = times.get(unit, 0.0) + layer.ms * share
-    times = {unit: ms for unit, ms in times.items() if unit not in untold}
     return ObservedCosts(
-        quantized, times, rest_ms, conversions[QUANTIZE], conversions[DEQUANTIZE], otherwise
-    )
+        quantized, times, rest_ms, conversions[QUANTIZE], conversions[DEQUANTIZE], otherwise,
+        divided_ms,
+    )  # fmt: skip
+
+
+def _unit_around(index: GraphIndex, tensor: str, unit_of: Mapping[str, int]) -> int | None:
+    """The unit that makes a tensor and alone reads it; None if there is none."""
+    value = index.value.get(tensor)
+    maker = value.producer() if value is not None else None
+    unit = unit_of.get(maker.name or "") if maker is not None else None
+    waiting = [reader for reader, _ in value.uses()] if value is not None else []
+    while unit is not None and waiting:
+        reader = waiting.pop()
+        if reader.op_type in QDQ_OPS:
+            waiting += [each for each, _ in reader.outputs[0].uses()]
+        elif unit_of.get(reader.name or "") != unit:
+            return None
+    return unit
 
 
 def _homes(index: GraphIndex, unit_of: Mapping[str, int]) -> dict[str, set[int]]:
@@ -382,7 +506,8 @@ def _homes(index: GraphIndex, unit_of: Mapping[str, int]) -> dict[str, set[int]]
 
 def _conversion(index: GraphIndex, layer: MappedLayer) -> tuple[str, str]:
     """Which way a layer converts, and what; both empty if it does something else as well."""
-    if not layer.executes or not layer.nodes or not QDQ_OPS.issuperset(layer.node_types):
+    is_known = layer.executes or layer.how == BETWEEN
+    if not is_known or not layer.nodes or not QDQ_OPS.issuperset(layer.node_types):
         return "", ""
     nodes = [index.node[name] for name in layer.nodes]
     for node in nodes:
@@ -394,6 +519,56 @@ def _conversion(index: GraphIndex, layer: MappedLayer) -> tuple[str, str]:
         if source is not None:
             return DEQUANTIZE, _given_name(index, source.inputs[0])
     return "", ""
+
+
+class _Copies:
+    """Which changes of layout are due to a conversion: those between float and integer kernels.
+
+    Args:
+        index: The model as it was opened.
+        layers: What the engine told about it.
+        unit_of: Node name to the unit that it belongs to.
+    """
+
+    def __init__(
+        self, index: GraphIndex, layers: Sequence[LayerTime], unit_of: Mapping[str, int]
+    ) -> None:
+        self._index = index
+        self._read = {layer.name: layer.inputs for layer in layers}
+        self._unit_of = unit_of
+        self._quantized = {
+            unit_of.get(name)
+            for name, node in index.node.items()
+            if node.op_type not in QDQ_OPS and any(map(self._is_converted, node.inputs))
+        } - {None}
+
+    def conversion(self, layer: MappedLayer) -> tuple[str, str]:
+        """Which way the values that a layer copies for another are converted, and their name.
+
+        Both are empty if they are not: it belongs to the kernel that it serves.
+        """
+        read = self._read.get(layer.name, ())
+        value = self._index.value.get(read[0]) if len(read) == 1 else None
+        if value is None or QDQ_OPS.issuperset(layer.node_types):
+            return "", ""
+        while (node := value.producer()) is not None and node.op_type in QDQ_OPS:
+            value = node.inputs[0]
+            if value is None:
+                return "", ""
+        served = {self._unit_of.get(name) for name in layer.nodes}
+        is_read_quantized = not self._quantized.isdisjoint(served)
+        is_made_quantized = node is not None and self._unit_of.get(node.name or "") in (
+            self._quantized
+        )
+        if is_read_quantized == is_made_quantized:
+            return "", ""
+        return QUANTIZE if is_read_quantized else DEQUANTIZE, _given_name(self._index, value)
+
+    def _is_converted(self, value: ir.Value | None) -> bool:
+        """Whether a value is an activation that was quantized."""
+        node = value.producer() if value is not None else None
+        source = node.inputs[0] if node is not None and node.op_type == DEQUANTIZE else None
+        return source is not None and not self._index.is_constant(_name(source))
 
 
 def _shares(
@@ -414,6 +589,22 @@ def _shares(
     if not total:
         return {unit: 1.0 / len(units) for unit in units}
     return {unit: each / total for unit, each in worth.items()}
+
+
+def _shares_of_quantized(
+    shares: Mapping[int, float], ms: float, weights: Sequence[float], quantized: Collection[int]
+) -> dict[int, float]:
+    """How a layer is divided if its float units cost what they weigh, and the others the rest."""
+    count = len(weights)
+    changed = {unit for unit in shares if unit in quantized or unit + count in quantized}
+    left = 1.0 - sum(weights[unit] for unit in shares if unit not in changed) / ms if ms else 0.0
+    whole = sum(shares[unit] for unit in changed)
+    if not whole or left <= 0.0:
+        return dict(shares)
+    return {
+        unit: left * share / whole if unit in changed else weights[unit] / ms
+        for unit, share in shares.items()
+    }
 
 
 def _given_name(index: GraphIndex, value: ir.Value | None) -> str:
@@ -487,7 +678,16 @@ def _add_crossing(network: Network, subgraphs: Sequence[int], crossing: Crossing
         wanted = network.node()  # with the quantized subgraphs as soon as one of the readers is
         for reader in crossing.consumers:
             network.forbid(subgraphs[reader], wanted)
-        network.connect(wanted, maker, crossing.quantize_ms)
+        if crossing.fused_by is None:
+            network.connect(wanted, maker, crossing.quantize_ms)
+        else:
+            saved_ms = crossing.quantize_ms - crossing.fused_ms
+            saved_ms = 0.0 if crossing.is_read_as_float else saved_ms
+            fused = network.node()  # with the quantized subgraphs only if all around it are
+            for around in {crossing.fused_by, *crossing.consumers}:
+                network.forbid(fused, subgraphs[around])
+            network.connect(wanted, fused, saved_ms)
+            network.connect(wanted, SINK, crossing.quantize_ms - saved_ms)
     if crossing.producer is None or crossing.dequantize_ms <= 0.0:
         return
     if crossing.is_read_as_float:

@@ -28,10 +28,16 @@ from qdqtune.records._tuning import FINISHED, IN_PLACE, INTERRUPTED
 from qdqtune.search._prior import Prior, prior_of
 from qdqtune.search._space import Form, Grouping, Space, State
 from qdqtune.search.patterns._pattern_cache import PatternCache
-from qdqtune.search.strategies._assembly_search import SubgraphTask
+from qdqtune.search.strategies._assembly_search import AssemblySearch, SubgraphTask
 from qdqtune.search.strategies._registry import make_strategy
 from qdqtune.search.strategies._strategy import Limits, Score, SearchStrategy, SearchTask, Trial
-from qdqtune.search.subgraphs._assembly import ObservedCosts, assemble_closed, costs_of, look_at
+from qdqtune.search.subgraphs._assembly import (
+    ObservedCosts,
+    assemble_closed,
+    costs_of,
+    look_at,
+    refined,
+)
 from qdqtune.search.subgraphs._choices import Choices, make_choices
 from qdqtune.search.subgraphs._fusion_groups import FusionGroup
 from qdqtune.search.subgraphs._quantizable_groups import (
@@ -125,6 +131,9 @@ class SearchProblem:
     def saw_layers(self, state: State, layers: Sequence[LayerTime]) -> None:
         """Take in the layers that a candidate runs as, before its score is told."""
 
+    def will_measure(self, trial: Trial) -> None:
+        """Take in that a trial is about to be measured."""
+
     def tell(self, trial: Trial, scores: Sequence[Score]) -> None:
         """Answer a trial that was asked for."""
         self.strategy.tell(trial, scores)
@@ -168,14 +177,22 @@ def _prior(run: TuningRun, grouping: Grouping) -> Prior | None:
 
 
 RAW = "raw"
-NOT_TRIED = ("weighted ops", "weighted ops and what is between")
-"""Whole-model choices of `seeds_of` that are not worth a build beside the assembly."""
+NOT_TRIED = STATIC_BLANKETS[1:]
+"""Whole-model choices of `seeds_of` that are tried last where builds take long, and else not."""
 
 # Where a model takes longer to build, builds are saved: what a subgraph costs as float is what it
 # was seen to cost in the float model, and only gains that are worth a build are tried.
 _SLOW_BUILD_S = 10.0
+# Less of the latency is not worth timing a subgraph alone then.
+_LEAST_SHARE = 0.02
 # With less of the latency in subgraphs that were timed, the rules are tried before the assembly.
 _MUCH_TIMED = 0.5
+
+
+_OPAQUE = (
+    "the engine compiles most of the model as one layer, so nothing is known of its parts: only "
+    "whole-model placements are compared"
+)
 
 
 @dataclass(frozen=True)
@@ -214,6 +231,19 @@ class Units:
             names = scheme.nodes(unit.content) if scheme is not None else ()
             found |= dict.fromkeys(names, share / max(1, len(names)))
         return found
+
+    def seen_in(self, costs: ObservedCosts, state: State) -> ObservedCosts:
+        """Return what a choice was seen to cost, by units instead of groups."""
+        of_units = {number: costs.unit_ms[unit.group] for number, unit in enumerate(self.units)
+                    if unit.group in costs.unit_ms}  # fmt: skip
+        rest_ms = sum(costs.unit_ms.values()) - sum(of_units.values())
+        return replace(
+            costs,
+            quantized=self.choices.units(state),
+            otherwise=self.choices.otherwise(state),
+            unit_ms=of_units,
+            rest_ms=costs.rest_ms + rest_ms,
+        )
 
     @property
     def stamp(self) -> str:
@@ -256,6 +286,15 @@ class AssemblyProblem(SearchProblem):
         seen = look_at(index, layers, units.of_node, quantized, otherwise, weights, compiled)
         self.cache.keep_seen(space.key(state), seen, units.stamp)
 
+    def will_measure(self, trial: Trial) -> None:
+        """Write down what is predicted of the candidates, if the strategy does that."""
+        if not isinstance(self.strategy, AssemblySearch):
+            return
+        known, reference = self.strategy.predictions, trial.reference
+        names = {state: f"{self.space.key(state)} over {self.space.key(reference)}"
+                 for state in trial.candidates if (reference, state) in known}  # fmt: skip
+        self.cache.keep_predictions({names[state]: known[reference, state] for state in names})
+
     def tell(self, trial: Trial, scores: Sequence[Score]) -> None:
         """Answer a trial; the strategy knows before where the time of its candidates goes."""
         for state in trial.candidates:
@@ -291,7 +330,9 @@ def subgraph_problem(run: TuningRun, baseline: Baseline, calibration: Calibratio
             )
             if is_slow and request.config.incremental_validation and _keeps_builds(run):
                 TimesInPlace(profiler).find(subgraphs, grouping.ruled)
-            stopped = profiler.profile_all(subgraphs, _most(run), measure_float=not is_slow)
+            most = _most(run, is_slow=is_slow)
+            timed = _worth_timing(subgraphs, cache) if cache.in_place else subgraphs
+            stopped = profiler.profile_all(timed, most, measure_float=not is_slow)
             _share(run, profiler)
             done = replace(
                 done,
@@ -307,8 +348,8 @@ def subgraph_problem(run: TuningRun, baseline: Baseline, calibration: Calibratio
             done = replace(done, why_nothing=_why_no_unit(subgraphs, cache))
             if any(cache.subgraphs.get(subgraph.key) for subgraph in subgraphs):
                 return _problem_without_subgraphs(run, calibration, done)
-        timed = _timed_share(subgraphs, cache)
-        return _assembly_problem(run, calibration, cache, units, done, timed, is_slow=is_slow)
+        share = _timed_share(subgraphs, cache)
+        return _assembly_problem(run, calibration, cache, units, done, share, is_slow=is_slow)
     except KeyboardInterrupt:
         space = Space(planner, (), {})
         done = replace(done, stopped=INTERRUPTED)
@@ -348,12 +389,19 @@ def _assembly_problem(
     config, choices, inserter = run.request.config, units.choices, calibration.inserter
     space = Space(calibration.planner, choices.groups, units.shares)
     costs = costs_of(units.units, units.groups, inserter.base.index, units.plain)
+    in_place: dict[State, ObservedCosts] = {}
+    for nodes, seen in cache.in_place:
+        known = [name for name in nodes if name in calibration.planner.units]
+        whole = space.closed(space.nearest(calibration.planner.placement(known)))
+        in_place[whole] = units.seen_in(seen, whole)
+    costs = refined(costs, list(in_place.values()))
 
     def closed(state: State) -> State:
         return choices.units(space.closed(choices.state(state)))
 
     raw = choices.state(assemble_closed(costs, closed))
-    others = _seeds(run, calibration, space) if config.incremental_validation else {}
+    others = _seeds(run, calibration, space, is_slow=is_slow)
+    others = others if config.incremental_validation else {}
     seeds = _likeliest_first({RAW: raw, **others}, timed)
     _write_raw(run, inserter, space.placement(raw))
     alike: dict[int, set[int]] = {}
@@ -362,16 +410,21 @@ def _assembly_problem(
             numbers = (number, number + len(units.units))
             found = {n for n in numbers if choices.of_unit[n]}
             alike.setdefault(unit.subgraph, set()).update(found)
-    limits = Limits(benchmarks=_most(run), workers=len(run.pool))
+    limits = Limits(benchmarks=_most(run, is_slow=is_slow), workers=len(run.pool))
     task = SubgraphTask(
         space, seeds, limits, config.seed, choices=choices, costs=costs,
         alike=[frozenset(part) for part in alike.values()],
         incremental=config.incremental_validation, frugal=is_slow, told=_told(seeds, cache),
+        refused=frozenset(cache.refused),
     )  # fmt: skip
     strategy = make_strategy(task, config.strategy)
     strategy.observe(frozenset(), units.plain)
+    for whole, seen_there in reversed(in_place.items()):  # the last is the last word
+        strategy.observe(whole, seen_there)
     told = f"{len(choices.units(raw))} of {len(units.units)} groups quantized"
     run.reporter.tell("assembly", told)
+    if isinstance(strategy, AssemblySearch) and strategy.is_opaque:
+        run.reporter.tell("assembly", _OPAQUE)
     return AssemblyProblem(
         space=space, strategy=strategy, seeds=seeds, preparation=done, units=units,
         inserter=inserter, cache=cache,
@@ -385,6 +438,17 @@ def _told(seeds: Mapping[str, State], cache: SubgraphCache) -> frozenset[State]:
     return frozenset(seeds[name] for name in (RULES, STATIC_BLANKETS[0]) if name in seeds)
 
 
+def _worth_timing(subgraphs: Sequence[Subgraph], cache: SubgraphCache) -> list[Subgraph]:
+    """Return the subgraphs that whole models told of, and others that take enough of the time."""
+    assert cache.groups is not None
+    least_ms = _LEAST_SHARE * sum(group.ms for group in cache.groups)
+    return [
+        each
+        for each in subgraphs
+        if each.key in cache.subgraphs or sum(cache.groups[n].ms for n in each.groups) >= least_ms
+    ]
+
+
 def _timed_share(subgraphs: Sequence[Subgraph], cache: SubgraphCache) -> float:
     """The part of the latency of what can be quantized that is in subgraphs that were timed."""
     assert cache.groups is not None
@@ -393,10 +457,12 @@ def _timed_share(subgraphs: Sequence[Subgraph], cache: SubgraphCache) -> float:
     return known / sum(spent.values()) if any(spent.values()) else 1.0
 
 
-def _most(run: TuningRun) -> int:
+def _most(run: TuningRun, *, is_slow: bool) -> int:
     """How many whole models may be tried."""
-    most = run.request.config.max_benchmarks
-    return run.request.preset.assemblies if most is None else most
+    most, usual = run.request.config.max_benchmarks, run.request.preset.assemblies
+    if most is not None:
+        return most
+    return usual // 2 + 1 if is_slow else usual
 
 
 def _likeliest_first(seeds: Mapping[str, State], timed: float) -> dict[str, State]:
@@ -417,7 +483,8 @@ def _problem_without_subgraphs(
     """Whole models are tried all the same: the engine may take in them what it can't alone."""
     _logger.warning("%s; whole models are tried without them", done.why_nothing)
     space = Space(calibration.planner, calibration.grouping.groups, {})
-    seeds, most = _seeds(run, calibration, space), run.request.config.max_benchmarks
+    seeds = _seeds(run, calibration, space, is_slow=False)
+    most = run.request.config.max_benchmarks
     most = len(seeds) if most is None else min(most, len(seeds))
     limits = Limits(benchmarks=most, workers=len(run.pool))
     _write_raw(run, calibration.inserter, Placement())
@@ -425,12 +492,16 @@ def _problem_without_subgraphs(
     return SearchProblem(space, make_strategy(task), seeds, done)
 
 
-def _seeds(run: TuningRun, calibration: Calibration, space: Space) -> dict[str, State]:
+def _seeds(
+    run: TuningRun, calibration: Calibration, space: Space, *, is_slow: bool
+) -> dict[str, State]:
     """The assemblies to compare with; they quantize ops as a whole, never their weights alone."""
     grouping = calibration.grouping
     found = seeds_of(space, run.given, grouping, _prior(run, grouping))
     weights = space.in_form(Form.WEIGHTS)
-    return {name: state - weights for name, state in found.items() if name not in NOT_TRIED}
+    last = NOT_TRIED if is_slow else ()
+    names = (*(name for name in found if name not in NOT_TRIED), *last)
+    return {name: found[name] - weights for name in names if name in found}
 
 
 def _write_raw(run: TuningRun, inserter: Inserter, placement: Placement) -> None:

@@ -196,17 +196,21 @@ class DetailsGatherer:
     ) -> dict[str, float]:
         """Measure the error of whole-model placements and of the fastest candidates."""
         seeds = [state for state in self.evaluator.problem.seeds.values() if state]
-        # What the engine refused is not built again.
+        # What the engine refused is not built again, and what there was no time for not at all.
+        seeds = [s for s in seeds if self.evaluator.has_tried(s)]
         seeds = [s for s in seeds if not self.evaluator.candidate_of(s).failure]
         fastest = self.evaluator.fastest_first()
         states = dict.fromkeys([self.outcome.state, *seeds, *fastest[:_MOST_EVALUATED]])
+        evaluation_s = self.run.budget.evaluation_s
+        if accuracy.inserter is not self.calibration.inserter:  # they are other files
+            evaluation_s += self.run.budget.candidate_s
         found, skipped = dict[str, float](), 0
         progress, tried = self.run.reporter.progress("report"), dict.fromkeys([*states, *fastest])
         for number, state in enumerate(tried):
             progress("candidates compared with float", number, len(tried))
             name = self.evaluator.candidate_of(state).name
             is_known = accuracy.knows(SQNR, state)
-            is_wanted = state in states and spend.allows(self.run.budget.evaluation_s)
+            is_wanted = state in states and spend.allows(evaluation_s)
             skipped += bool(name) and state in states and not is_known and not is_wanted
             if name and (is_known or is_wanted):
                 decibels = accuracy.measured(SQNR, state)

@@ -33,7 +33,7 @@ from qdqtune.search._space import Space, State
 from qdqtune.search.patterns._pattern_outcomes import PatternOutcome
 from qdqtune.search.patterns._region_pattern import PatternView
 from qdqtune.search.regions._scopes import scope_of, title_of
-from qdqtune.search.strategies._strategy import SEEDS, Effort, Score, Trial, speedup_of
+from qdqtune.search.strategies._strategy import NO_TIME, SEEDS, Effort, Score, Trial, speedup_of
 from qdqtune.workflows.tuning._baseline import Baseline, Calibration
 from qdqtune.workflows.tuning._effects import GroupEffects, pattern_outcomes
 from qdqtune.workflows.tuning._final_round import Objective
@@ -52,7 +52,6 @@ _ACCURATE = "accurate part"
 _MOST_RESTARTS = 2
 # Candidates that are tried because they are more accurate, where that is the objective.
 _MORE_ACCURATE = 6
-NO_TIME = "there was no time for it"
 INACCURATE = "it is not accurate enough"
 """Why a candidate has no score."""
 
@@ -131,6 +130,7 @@ class CandidateEvaluator:
         for number, trial in enumerate(trials):
             missing = [state for state in trial.candidates if state not in known[number]]
             if missing[:most]:
+                self.problem.will_measure(trial)
                 runs[number] = run = _TrialRun(self, trial, missing[:most])
                 run.write()  # before anything is timed
         jobs = [Job(run.what, run.measure) for run in runs.values()]
@@ -415,6 +415,8 @@ class _TrialRun:
                     "The engine's times make no sense.", "This is a bug: please report it."
                 )
             found = measured.get(state)
+            if found is not None:
+                self._evaluator.run.budget.saw_build(found.build_s)
             self._keep(
                 state,
                 Score(*gain),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +37,18 @@ class TimedGroup(NamedTuple):
     part: str = ""
 
 
+class SeenInPlace(NamedTuple):
+    """A whole model that was built before the search, to see what its groups cost.
+
+    Attributes:
+        nodes: Names of the ops that were quantized.
+        costs: What was seen, by the numbers of groups.
+    """
+
+    nodes: tuple[str, ...]
+    costs: ObservedCosts
+
+
 class SubgraphCache:
     """The file and its contents.
 
@@ -58,6 +70,10 @@ class SubgraphCache:
         build_s: Seconds that the first build of the float model took.
         large_ms: Milliseconds of a large product, to tell which times can't be; 0 if it was not
             timed, None while unknown.
+        in_place: Whole models that were built to see what their groups cost.
+        refused: Names of the ops that a whole model could not be built with.
+        predictions: Predicted speedups of whole models, by what was compared, as they were before
+            they were measured.
         batches: The trials of phase 3 so far.
     """
 
@@ -70,6 +86,9 @@ class SubgraphCache:
         self.seen: dict[str, tuple[str, ObservedCosts]] = {}
         self.build_s: float | None = None
         self.large_ms: float | None = None
+        self.in_place: list[SeenInPlace] = []
+        self.refused: tuple[str, ...] = ()
+        self.predictions: dict[str, float] = {}
         self.batches: list[Batch] = []
         self._told_by = told_by
         self._header = dict(header)
@@ -117,6 +136,23 @@ class SubgraphCache:
         then, seen = self.seen.get(key, ("", None))
         return seen if then == meant else None
 
+    def keep_in_place(self, wholes: Sequence[SeenInPlace]) -> None:
+        """Store what whole models told of their groups."""
+        self.in_place = list(wholes)
+        self._write()
+
+    def keep_refused(self, names: Iterable[str]) -> None:
+        """Store ops that a whole model could not be built with."""
+        self.refused = tuple(dict.fromkeys((*self.refused, *names)))
+        self._write()
+
+    def keep_predictions(self, predictions: Mapping[str, float]) -> None:
+        """Store what is predicted of whole models that are about to be measured."""
+        new = {name: predictions[name] for name in predictions if name not in self.predictions}
+        if new:
+            self.predictions |= new
+            self._write()
+
     def keep_batches(self, batches: Sequence[Batch]) -> None:
         """Store the trials so far."""
         if list(batches) != self.batches:
@@ -141,12 +177,17 @@ class SubgraphCache:
             "phase_2": {
                 "complete": self.is_profiled,
                 "large_ms": self.large_ms,
+                "refused": list(self.refused),
+                "in_place": [
+                    {"nodes": list(nodes), **json_form(costs)} for nodes, costs in self.in_place
+                ],
                 "pieces": [
                     {**times.to_dict(), "details": self._details.get(key, {})}
                     for key, times in self.subgraphs.items()
                 ],
             },
             "phase_3": {
+                "predicted": self.predictions,
                 "batches": [batch.to_dict() for batch in self.batches],
                 "seen": {
                     key: {"units": meant, **json_form(seen)}
@@ -188,6 +229,7 @@ class SubgraphCache:
             "build_s": None if body["build_s"] is None else checked_ms(body["build_s"]),
             "large_ms": None if (ms := second.get("large_ms")) is None else checked_ms(ms),
             "subgraphs": {each.key: each for each in times},
+            "refused": tuple(map(str, second.get("refused", ()))),
             "_details": details,
         }
         if first["told_by"] != self._told_by:
@@ -200,6 +242,11 @@ class SubgraphCache:
             "structural": int(first["structural"]),
             "groups": groups or None,
             "is_profiled": bool(second["complete"]),
+            "in_place": [
+                SeenInPlace(tuple(map(str, each["nodes"])), _seen_from_dict(each))
+                for each in second.get("in_place", ())
+            ],
+            "predictions": {str(k): float(v) for k, v in third.get("predicted", {}).items()},
             "batches": [Batch.from_dict(each) for each in third["batches"]],
             "seen": {
                 key: (str(each["units"]), _seen_from_dict(each))
@@ -216,4 +263,5 @@ def _seen_from_dict(value: Mapping[str, Any]) -> ObservedCosts:
         {str(tensor): checked_ms(ms) for tensor, ms in value["quantize_ms"].items()},
         {str(tensor): checked_ms(ms) for tensor, ms in value["dequantize_ms"].items()},
         frozenset(map(int, value["otherwise"])),
+        checked_ms(value.get("divided_ms", 0.0)),
     )

@@ -198,10 +198,18 @@ class SubgraphProfiler:
 
         return Job(f"subgraph {subgraph.groups[0]}", work)
 
-    def told_float_ms(self, subgraph: Subgraph, *, measure_float: bool) -> float | None:
-        """Return the time of a subgraph in the float model, if that need not be measured alone."""
+    def told_float_ms(
+        self, subgraph: Subgraph, *, measure_float: bool, divided: bool = False
+    ) -> float | None:
+        """Return the time of a subgraph in the float model, if that need not be measured alone.
+
+        Args:
+            subgraph: The subgraph.
+            measure_float: Whether all that can be is measured alone.
+            divided: Whether its part of a layer that it shares with others will do.
+        """
         float_ms = self._share_ms(subgraph) / len(subgraph.groups)
-        is_told = float_ms and not measure_float and not self._shares_layer(subgraph)
+        is_told = float_ms and not measure_float and (divided or not self._shares_layer(subgraph))
         is_told = is_told and float_ms >= self._least_ms(self.run.engine, subgraph.content)
         return float_ms if is_told else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
@@ -41,6 +42,8 @@ _PART_FOR_WHOLE = 0.5
 # Fraction for calibration of the time left after a single candidate and the end.
 _PART_FOR_CALIBRATION = 0.3
 _ROUNDED_UP = 1.15
+# What takes this many times as long as opening a model that was built before is a build.
+_MOST_FOR_OPENING = 2.0
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,7 @@ class TimeBudget:
         self._opening_s = _OpeningTimes()
         self._latency_s = 0.0
         self._slower = 1.0
+        self._builds_s: list[float] = []
 
     def saw_baseline(self, build_s: float, latency_ms: float, again_s: float | None = None) -> None:
         """Record what the float model takes.
@@ -172,6 +176,11 @@ class TimeBudget:
         build_s = max(self._opening_s.first, build_s)
         self._opening_s = _OpeningTimes(build_s, build_s if again_s is None else again_s)
         self._latency_s = latency_ms / 1000.0
+
+    def saw_build(self, build_s: float) -> None:
+        """Record what a candidate took to build: the first build of a process may take longer."""
+        if build_s > _MOST_FOR_OPENING * self._opening_s.again:
+            self._builds_s.append(build_s)
 
     def saw_accuracy(self, measure: str, seconds: float) -> None:
         """Record the duration of an accuracy measurement of some kind."""
@@ -344,9 +353,16 @@ class TimeBudget:
         models = 1 + candidates
         rounds_s = self._preset.rounds[effort] * models * self._block_s
         timing_s = min(candidates * self._preset.seconds[effort], rounds_s)
-        each_s = self._opening_s.first if opening_s is None else opening_s
+        each_s = self.candidate_s if opening_s is None else opening_s
         builds_s = self._opening_s.again + candidates * each_s
         return builds_s + max(timing_s, self._shortest_s(candidates))
+
+    @property
+    def candidate_s(self) -> float:
+        """Seconds to build a candidate: as long as those before, or as the float model."""
+        if not self._builds_s:
+            return self._opening_s.first
+        return max(self._builds_s[-1], statistics.fmean(self._builds_s))
 
     def _shortest_s(self, candidates: int) -> float:
         """Return the seconds for the fewest rounds that allow a conclusion."""

@@ -11,6 +11,7 @@ don't tell is timed alone.
 
 from __future__ import annotations
 
+import bisect
 import logging
 import math
 import statistics
@@ -29,11 +30,14 @@ from qdqtune.report._formatting import counted
 from qdqtune.search.strategies._strategy import Effort
 from qdqtune.search.subgraphs._assembly import ObservedCosts, look_at
 from qdqtune.search.subgraphs._quantizable_groups import FULL, Scheme, Subgraph
+from qdqtune.workflows.tuning._subgraph_cache import SeenInPlace
 from qdqtune.workflows.tuning._subgraph_profiler import SubgraphProfiler, told_form
 
 _logger = logging.getLogger(__name__)
 
 _PROFILE_RUNS = 20
+# What is this many times as large as any conversion that was seen is timed alone.
+_MOST_BEYOND = 4
 # Layers without a kernel that are left float, one after the other, before a model is given up.
 _MOST_REFUSED = 3
 
@@ -45,12 +49,17 @@ class _Whole:
     Attributes:
         edges: What reads a quantized value in it.
         kernels: Names of its integer kernels.
-        costs: By fusion group.
+        seen: Where its time goes.
     """
 
     edges: frozenset[Edge]
     kernels: frozenset[str]
-    costs: ObservedCosts
+    seen: SeenInPlace
+
+    @property
+    def costs(self) -> ObservedCosts:
+        """The costs of fusion groups."""
+        return self.seen.costs
 
 
 class TimesInPlace:
@@ -64,7 +73,8 @@ class TimesInPlace:
         self._profiler = profiler
         self._run, self._cache = profiler.run, profiler.cache
         self._planner, self._inserter = profiler.planner, profiler.inserter
-        self._lock = threading.Lock()  # held while a model is written
+        self._lock = threading.Lock()  # held while something is written
+        self._built: set[str] = set()  # what is quantized in models that could be built
 
     def find(self, subgraphs: Sequence[Subgraph], ruled: Collection[str]) -> None:
         """Store the times of all subgraphs that whole models tell, if there is time for these.
@@ -93,6 +103,7 @@ class TimesInPlace:
         found = dict(self._run.pool.each(jobs))
         wholes = [whole for _, whole in sorted(found.items()) if whole is not None]
         if wholes:
+            self._cache.keep_in_place([whole.seen for whole in wholes])
             costs = _ConversionCosts(self._profiler, wholes, missing)
             for subgraph in missing:
                 times = self._times(subgraph, wholes, costs)
@@ -111,10 +122,15 @@ class TimesInPlace:
                 placement = self._planner.placement(names)
                 layers, refused = self._build(worker, placement, f"in_place_{number}")
                 if layers:
-                    return self._seen(placement, layers)
-                if names.isdisjoint(refused):
+                    self._built |= names
+                    return self._seen(names, placement, layers)
+                # A layer that was compiled as a whole may be most of the model.
+                to_blame = names.intersection(refused) - self._built
+                if not to_blame:
                     return None
-                names -= set(refused)
+                with self._lock:
+                    self._cache.keep_refused(sorted(to_blame))
+                names -= to_blame
             return None
 
         return work
@@ -126,8 +142,10 @@ class TimesInPlace:
         with self._lock:
             file = self._inserter.write(placement, name)
         try:
+            began_s = self._run.reporter.elapsed_s
             with worker.opened(file) as model:
                 worker.feed(model, self._run.feeds)
+                self._run.budget.saw_build(self._run.reporter.elapsed_s - began_s)
                 return worker.layers(model, _PROFILE_RUNS), ()
         except WorkerFailure as failure:
             if failure.kind is FailureKind.HOST:
@@ -139,22 +157,26 @@ class TimesInPlace:
         finally:
             file.unlink(missing_ok=True)
 
-    def _seen(self, placement: Placement, layers: Sequence[LayerTime]) -> _Whole:
+    def _seen(
+        self, names: Collection[str], placement: Placement, layers: Sequence[LayerTime]
+    ) -> _Whole:
         with self._lock:
             index = GraphIndex(self._inserter.model(placement))
         groups = self._cache.groups or ()
         homes = {name: number for number, group in enumerate(groups) for name in group.nodes}
         weights = [group.ms for group in groups]
         compiled = {number for number, group in enumerate(groups) if group.part}
-        costs = look_at(index, layers, homes, frozenset(), weights=weights, compiled=compiled)
         kernels = self._planner.quantized(placement)
-        return _Whole(self._planner.index.effective(placement), kernels, costs)
+        quantized = frozenset(homes[name] for name in kernels if name in homes)
+        costs = look_at(index, layers, homes, quantized, weights=weights, compiled=compiled)
+        seen = SeenInPlace(tuple(sorted(names)), costs)
+        return _Whole(self._planner.index.effective(placement), kernels, seen)
 
     def _times(
         self, subgraph: Subgraph, wholes: Sequence[_Whole], costs: _ConversionCosts
     ) -> SubgraphTimes | None:
         """Return what whole models tell of a subgraph; None if that is nothing."""
-        float_ms = self._profiler.told_float_ms(subgraph, measure_float=False)
+        float_ms = self._profiler.told_float_ms(subgraph, measure_float=False, divided=True)
         if float_ms is None:
             return None
         forms = [told_form(float_ms, subgraph.content)]
@@ -187,8 +209,7 @@ def _inside(edges: Iterable[Edge], nodes: Collection[str]) -> set[Edge]:
 class _ConversionCosts:
     """What conversions cost, by those in whole models: nothing where other layers took them along.
 
-    Others cost as much for each of their values as those that were seen, and not less than the
-    cheapest of these.
+    Others cost as much as those of about their size.
 
     Args:
         profiler: Times a conversion alone if there was none.
@@ -200,23 +221,39 @@ class _ConversionCosts:
         self, profiler: SubgraphProfiler, wholes: Sequence[_Whole], subgraphs: Sequence[Subgraph]
     ) -> None:
         self._profiler, self._planner = profiler, profiler.planner
+        groups = enumerate(profiler.cache.groups or ())
+        self._homes = {name: number for number, group in groups for name in group.nodes}
         self._quantize_ms: dict[str, float] = {}
         self._dequantize_ms: dict[str, float] = {}
         for whole in reversed(wholes):  # the first is the last word
             converted = {edge.tensor for edge in whole.edges}
-            made = (tensor for tensor in converted if not self._is_made_by(whole.kernels, tensor))
+            fused = {self._homes.get(name, -1) for name in whole.kernels}
+            made = (tensor for tensor in converted if not self._is_made_by(fused, tensor))
             self._quantize_ms |= dict.fromkeys(made, 0.0) | dict(whole.costs.quantize_ms)
             self._dequantize_ms |= whole.costs.dequantize_ms
-        both = (*self._quantize_ms.items(), *self._dequantize_ms.items())
-        seen = {tensor: ms for tensor, ms in both if ms}
-        if not seen:
-            inputs = (tensor for each in subgraphs for tensor in each.content.inputs)
-            largest = max(inputs, key=self._size, default="")
-            if largest:
-                seen[largest] = profiler.conversion_ms(profiler.run.engine, largest)
-        self._least_ms = min(seen.values(), default=0.0)
-        rates = (ms / self._size(tensor) for tensor, ms in seen.items())
-        self._rate = statistics.median(rates) if seen else 0.0
+        sizes: dict[int, list[float]] = {}
+        for tensor, ms in (*self._quantize_ms.items(), *self._dequantize_ms.items()):
+            if ms:
+                sizes.setdefault(self._size(tensor), []).append(ms)
+        inputs = (tensor for each in subgraphs for tensor in each.content.inputs)
+        largest = max(inputs, key=self._size, default="")
+        if largest and self._size(largest) > _MOST_BEYOND * max(sizes, default=0):
+            alone_ms = profiler.conversion_ms(profiler.run.engine, largest)
+            sizes[self._size(largest)] = [alone_ms]
+        self._known = {size: statistics.median(found) for size, found in sorted(sizes.items())}
+
+    def _guess(self, tensor: str) -> float:
+        """What converting a tensor should cost: a part of it is the same for every size."""
+        size, known = self._size(tensor), list(self._known.items())
+        if not known:
+            return 0.0
+        (last, most), place = known[-1], bisect.bisect_left([each for each, _ in known], size)
+        if place == len(known):
+            return most * size / last
+        if place == 0:
+            return known[0][1]
+        (before, less), (after, more) = known[place - 1], known[place]
+        return less + (more - less) * (size - before) / (after - before)
 
     def of(self, scheme: Scheme, subgraph: Subgraph) -> tuple[float, ...]:
         """Return the milliseconds at each input and at each output, as `SchemeTimes` has them.
@@ -230,14 +267,14 @@ class _ConversionCosts:
         outputs = zip(*(content.outputs for content in subgraph.contents), strict=True)
         paid = []
         for alike in inputs:
-            guess = max(self._least_ms, self._rate * self._size(alike[0]))
+            guess = self._guess(alike[0])
             seen = map(self._quantize_ms.get, alike)
             paid.append(_mean(seen, guess) if alike[0] in read else 0.0)
         return (*paid, *(_mean(map(self._dequantize_ms.get, alike), 0.0) for alike in outputs))
 
-    def _is_made_by(self, names: Collection[str], tensor: str) -> bool:
+    def _is_made_by(self, groups: Collection[int], tensor: str) -> bool:
         maker = self._planner.index.value[tensor].producer()
-        return maker is not None and maker.name in names
+        return maker is not None and self._homes.get(maker.name or "") in groups
 
     def _size(self, tensor: str) -> int:
         return max(1, math.prod(self._profiler.size(tensor)))
