@@ -7,7 +7,7 @@ Anything else says only what to try first.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from qdqtune.search._space import Form, Group, Space, State
@@ -22,9 +22,11 @@ _Key = tuple[str, int, Form]
 _NEAR = 0.6
 # With a smaller part of the latency known for sure, a search takes its usual course.
 _MUCH_KNOWN = 0.9
-# What a choice may bring, as a part of its share of the latency: if its gain was not measured, and
-# if nothing is known of it.
-_DOUBT, _UNKNOWN = 0.1, 0.3
+# What a choice may bring, as a part of its share of the latency, if its gain was not measured; and
+# how much further from it a gain may be that was measured with other shapes.
+_UNMEASURED, _OTHER_SHAPES = 1.0, 0.1
+# What a boundary may cost, as a part of the share of its neighbours, and of all groups on average.
+_OF_NEIGHBOURS, _OF_GROUPS = 0.5, 0.25
 # A gain is known from this share of the latency on, and is no larger than this as a part of it.
 _LEAST_SHARE, _LARGEST = 1e-4, 10.0
 # How wrong a gain may be that was measured in another model, as a part of itself.
@@ -94,18 +96,48 @@ class Prior:
 
     def hopes(self, space: Space, state: State) -> list[float]:
         """What a flip of each group may bring at best: below 0, it is hopeless."""
+        return [gain + error for gain, error in self._flips(space, state)]
+
+    def doubts(self, space: Space, state: State) -> dict[State, float]:
+        """What flips may bring at best: of single groups, two neighbours, and those of a kind.
+
+        Gains of two neighbours were measured one by one: what a boundary between them costs may be
+        in both of them, or in none. Of a kind, those are flipped that are not hopeless alone.
+        """
+        flips = self._flips(space, state)
+        boundary = _OF_GROUPS * sum(space.potential) / max(1, len(flips))
+        doubts: dict[State, float] = {}
+        for one in map(frozenset, space.pairs):
+            share = sum(space.potential[number] for number in one) / 2.0
+            doubts[one] = _best(flips, one, math.hypot(_OF_NEIGHBOURS * share, boundary))
+        hopeful = frozenset(n for n, (gain, error) in enumerate(flips) if gain + error > 0.0)
+        kinds = (
+            space.patterns,
+            space.by(lambda group: group.structure or group.nodes[0]),
+            space.by(lambda group: group.op_type),
+        )
+        for numbers in (numbers for kind in kinds for numbers in kind.values()):
+            alike = hopeful.intersection(numbers)
+            doubts |= {one: _best(flips, one) for one in (alike & state, alike - state) if one}
+        return doubts | {frozenset({n}): gain + error for n, (gain, error) in enumerate(flips)}
+
+    def _flips(self, space: Space, state: State) -> list[tuple[float, float]]:
+        """What a flip of each group is expected to bring, and how wrong that may be."""
         known = self.of(space)
-        hopes: list[float] = []
+        flips: list[tuple[float, float]] = []
         for number, share in enumerate(space.potential):
             estimate = known.get(number)
-            if estimate is None:
-                hopes.append(_UNKNOWN * share)
-            elif estimate.gain is None:
-                hopes.append(_DOUBT * share)
+            if estimate is None or estimate.gain is None:
+                flips.append((0.0, _UNMEASURED * share))
             else:
                 gain = -estimate.gain if number in state else estimate.gain
-                hopes.append((gain + estimate.error) * share)
-        return hopes
+                flips.append((gain * share, estimate.error * share))
+        return flips
+
+
+def _best(flips: Sequence[tuple[float, float]], numbers: State, error: float = 0.0) -> float:
+    """What flips of some groups at once may bring at best, where they err one by one."""
+    return sum(flips[n][0] for n in numbers) + math.hypot(error, *(flips[n][1] for n in numbers))
 
 
 def prior_of(groups: Iterable[Group], cache: PatternCache, here: Conditions) -> Prior | None:
@@ -152,7 +184,7 @@ def _estimate(
         return GroupEstimate(found.is_chosen, is_near, is_same, is_unfinished=is_unfinished)
     gain = min(max(found.gain / found.share, -_LARGEST), _LARGEST)
     error = min(math.hypot(found.error / found.share, _ELSEWHERE * gain), _LARGEST)
-    error += _DOUBT if distance else 0.0
+    error += _OTHER_SHAPES if distance else 0.0
     return GroupEstimate(found.is_chosen, is_near, is_same, gain, error, is_unfinished)
 
 

@@ -41,6 +41,8 @@ _PART_FOR_WHOLE = 0.5
 # Fraction for calibration of the time left after a single candidate and the end.
 _PART_FOR_CALIBRATION = 0.3
 _ROUNDED_UP = 1.15
+# Fraction of the candidates that suffices if a cache knows the model.
+_PART_TO_CONFIRM = 4
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,14 @@ class Preset:
         """
         fixed, per_group = self.benchmarks
         allowed = fixed + round(per_group * groups)
+        usual = Limits(
+            self.sweeps, allowed if most is None else most, confirming=allowed // _PART_TO_CONFIRM
+        )
         if schemes is None:
-            return Limits(sweeps=self.sweeps, benchmarks=allowed if most is None else most)
+            return usual
         patience = max(self.sweeps, PRESETS[preset_for_schemes(schemes)].sweeps)
         by_schemes = schemes * max(1, patterns)
-        return Limits(sweeps=patience, benchmarks=by_schemes if most is None else most)
+        return replace(usual, sweeps=patience, benchmarks=by_schemes if most is None else most)
 
     def within(self, budget_s: float | None) -> Preset:
         """Return the preset for a limited run, in which no comparison may take a large part.
