@@ -94,8 +94,8 @@ def latency_ratio(engine: str, profile: str, warm: TuneResult, cold: TuneResult)
         return one / other
     ratios: list[float] = []
     for opening in range(_OPENINGS):
-        one, other = bench(files, engine=engine, threads=1, opening=opening).entries
-        ratios.append(one.measurement.latency_ms / other.measurement.latency_ms)
+        timed = bench(files, engine=engine, threads=1, opening=opening).entries
+        ratios.append(timed[0].measurement.latency_ms / timed[1].measurement.latency_ms)
     return statistics.geometric_mean(ratios)
 
 
