@@ -228,6 +228,29 @@ def test_two_neighbours_that_pay_only_together_are_tried(resnet: Space) -> None:
     assert not any({trial.stage for trial in told.trials} - {SEEDS, DOUBTS})
 
 
+def test_two_neighbours_are_a_doubt_once_each_of_them_is_measured(resnet: Space) -> None:
+    """There, or here: what costs a lot alone need not be tried with all that is around it."""
+    one, other = resnet.pairs[0]
+    pair = frozenset(resnet.pairs[0])
+    prior = learned(resnet, resnet.everything, unmeasured={one})
+    assert pair not in prior.doubts(resnet, resnet.everything, {})
+    hopes = [
+        prior.doubts(resnet, resnet.everything, {one: (gain, 0.001), other: (0.003, 0.001)})[pair]
+        for gain in (0.003, 0.05)
+    ]
+    assert hopes[0] > 0.0 > hopes[1]
+
+
+def test_what_is_part_of_another_kernel_is_doubted_too(resnet: Space) -> None:
+    """It takes no time of its own, but conversions around it do."""
+    add = next(n for n, group in enumerate(resnet.groups) if group.op_type == "Add")
+    shares = {name: 0.1 for group in resnet.groups for name in group.nodes}
+    space = Space(resnet.planner, resnet.groups, {**shares, resnet.groups[add].nodes[0]: 0.0})
+    prior = learned(space, space.everything, unmeasured={add})
+    doubts = prior.doubts(space, space.everything, {})
+    assert 0.0 < doubts[frozenset({add})] < 0.01
+
+
 def test_what_was_not_measured_is_tried_at_once(resnet: Space) -> None:
     """The other run had no time for it: all of a kind that may pay, then a single one."""
     adds = frozenset(n for n in resnet.everything if resnet.groups[n].op_type == "Add")

@@ -7,7 +7,7 @@ Anything else says only what to try first.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from qdqtune.search._space import Form, Group, Space, State
@@ -16,6 +16,8 @@ from qdqtune.search.patterns._pattern_outcomes import ChoiceOutcome, Conditions,
 from qdqtune.search.regions._canonical import dims_in
 
 _Key = tuple[str, int, Form]
+Gain = tuple[float, float]
+"""A log speedup of the model, and its standard error."""
 
 # Shapes are near if their dims differ by this on average, as the logarithm of base 2: those of a
 # batch of 8 are near those of one, those of another stage of a network are not.
@@ -25,6 +27,8 @@ _MUCH_KNOWN = 0.9
 # What a choice may bring, as a part of its share of the latency, if its gain was not measured; and
 # how much further from it a gain may be that was measured with other shapes.
 _UNMEASURED, _OTHER_SHAPES = 1.0, 0.1
+# Conversions cost some even around ops that are parts of other kernels.
+_LEAST_DOUBT = 0.002
 # What a boundary may cost, as a part of the share of its neighbours, and of all groups on average.
 _OF_NEIGHBOURS, _OF_GROUPS = 0.5, 0.25
 # A gain is known from this share of the latency on, and is no larger than this as a part of it.
@@ -96,21 +100,28 @@ class Prior:
 
     def hopes(self, space: Space, state: State) -> list[float]:
         """What a flip of each group may bring at best: below 0, it is hopeless."""
-        return [gain + error for gain, error in self._flips(space, state)]
+        return [gain + error for gain, error in self._flips(space, state, {}).values()]
 
-    def doubts(self, space: Space, state: State) -> dict[State, float]:
+    def doubts(self, space: Space, state: State, seen: Mapping[int, Gain]) -> dict[State, float]:
         """What flips may bring at best: of single groups, two neighbours, and those of a kind.
 
         Gains of two neighbours were measured one by one: what a boundary between them costs may be
         in both of them, or in none. Of a kind, those are flipped that are not hopeless alone.
+
+        Args:
+            space: The choices.
+            state: What is flipped.
+            seen: Gains of quantizing groups that were measured in the model itself.
         """
-        flips = self._flips(space, state)
+        flips, known = self._flips(space, state, seen), self.of(space)
+        measured = {number for number, each in known.items() if each.gain is not None} | seen.keys()
         boundary = _OF_GROUPS * sum(space.potential) / max(1, len(flips))
         doubts: dict[State, float] = {}
         for one in map(frozenset, space.pairs):
-            share = sum(space.potential[number] for number in one) / 2.0
-            doubts[one] = _best(flips, one, math.hypot(_OF_NEIGHBOURS * share, boundary))
-        hopeful = frozenset(n for n, (gain, error) in enumerate(flips) if gain + error > 0.0)
+            if one <= measured:
+                share = sum(space.potential[number] for number in one) / 2.0
+                doubts[one] = _best(flips, one, math.hypot(_OF_NEIGHBOURS * share, boundary))
+        hopeful = frozenset(number for number, (gain, error) in flips.items() if gain + error > 0.0)
         kinds = (
             space.patterns,
             space.by(lambda group: group.structure or group.nodes[0]),
@@ -119,23 +130,24 @@ class Prior:
         for numbers in (numbers for kind in kinds for numbers in kind.values()):
             alike = hopeful.intersection(numbers)
             doubts |= {one: _best(flips, one) for one in (alike & state, alike - state) if one}
-        return doubts | {frozenset({n}): gain + error for n, (gain, error) in enumerate(flips)}
+        return doubts | {frozenset({n}): gain + error for n, (gain, error) in flips.items()}
 
-    def _flips(self, space: Space, state: State) -> list[tuple[float, float]]:
+    def _flips(self, space: Space, state: State, seen: Mapping[int, Gain]) -> dict[int, Gain]:
         """What a flip of each group is expected to bring, and how wrong that may be."""
         known = self.of(space)
-        flips: list[tuple[float, float]] = []
+        flips: dict[int, Gain] = {}
         for number, share in enumerate(space.potential):
             estimate = known.get(number)
-            if estimate is None or estimate.gain is None:
-                flips.append((0.0, _UNMEASURED * share))
-            else:
-                gain = -estimate.gain if number in state else estimate.gain
-                flips.append((gain * share, estimate.error * share))
+            gain, error = 0.0, math.hypot(_UNMEASURED * share, _LEAST_DOUBT)
+            if number in seen:
+                gain, error = seen[number]
+            elif estimate is not None and estimate.gain is not None:
+                gain, error = estimate.gain * share, estimate.error * share
+            flips[number] = -gain if number in state else gain, error
         return flips
 
 
-def _best(flips: Sequence[tuple[float, float]], numbers: State, error: float = 0.0) -> float:
+def _best(flips: Mapping[int, Gain], numbers: State, error: float = 0.0) -> float:
     """What flips of some groups at once may bring at best, where they err one by one."""
     return sum(flips[n][0] for n in numbers) + math.hypot(error, *(flips[n][1] for n in numbers))
 

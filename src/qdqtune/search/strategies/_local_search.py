@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import operator
 import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from qdqtune.search._prior import Gain
 from qdqtune.search._space import State
 from qdqtune.search.strategies._strategy import (
     DOUBTS,
@@ -87,36 +88,44 @@ class LocalSearch(SteppedStrategy):
         """Flip what a cache is least sure of, as long as there is hope.
 
         Returns:
-            Whether that is all: False if it brought so much that the cache is hardly of this model.
+            Whether that is all: False if the last flips brought so much that there must be more.
         """
-        begin, tried = self.gain, set[State]()
+        last, tried, seen = self.gain, set[State](), dict[int, Gain]()
         most = min(self.limits.confirming, self.asked + _DOUBTS * self.limits.sweeps)
         while (room := min(most - self.asked, self._room) - _RESERVED) > 0:
-            before = self.best
-            doubtful = self._doubtful(tried)[: min(self.limits.at_once, room)]
+            before, last = self.best, self.gain
+            doubtful = self._doubtful(tried, seen)[: min(self.limits.at_once, room)]
             if not doubtful:
                 break
             flips = [flip for _, flip in doubtful]
             tried.update(flips)
             states = [state for state, _ in doubtful]
             scores = yield from self._scores(before, states, Effort.SCREEN, DOUBTS)
+            for state, flip in doubtful:
+                score = scores.get(state)
+                if len(flip) == 1 and score is not None and score.failure is None:
+                    (number,) = flip
+                    seen[number] = -score.gain if number in before else score.gain, score.error
             promising = [state for state in scores if scores[state].certainty > _PROBABLE]
             promising.sort(key=lambda state: -scores[state].certainty)
             yield from self._take_best_part([state ^ before for state in promising], DOUBTS)
             near = self.space.around(before ^ self.best)
             tried = {flip for flip in tried if flip.isdisjoint(near)}
         self.is_cut_short = self._room <= _RESERVED
-        return self.gain - begin < FAR
+        return self.gain - last < FAR
 
-    def _doubtful(self, tried: Collection[State]) -> list[tuple[State, State]]:
+    def _doubtful(
+        self, tried: Collection[State], seen: Mapping[int, Gain]
+    ) -> list[tuple[State, State]]:
         """Choices that a cache is not sure of, and their flips, the most promising first.
 
         Args:
             tried: Flips that need not be tried again.
+            seen: Gains of quantizing single groups that were measured here.
         """
         if self.task.prior is None:
             return []
-        hopes = self.task.prior.doubts(self.space, self.best)
+        hopes = self.task.prior.doubts(self.space, self.best, seen)
         flips = sorted((flip for flip in hopes if hopes[flip] > _LEAST_HOPE and flip not in tried),
                        key=lambda flip: (-hopes[flip], sorted(flip)))  # fmt: skip
         found: dict[State, State] = {}

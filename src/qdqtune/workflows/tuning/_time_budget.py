@@ -41,8 +41,9 @@ _PART_FOR_WHOLE = 0.5
 # Fraction for calibration of the time left after a single candidate and the end.
 _PART_FOR_CALIBRATION = 0.3
 _ROUNDED_UP = 1.15
-# Fraction of the candidates that suffices if a cache knows the model.
-_PART_TO_CONFIRM = 4
+# Fraction of the candidates that suffices if a cache knows the model: many searches end early, so
+# that it should be less than a quarter of the maximum.
+_PART_TO_CONFIRM = 5
 
 
 @dataclass(frozen=True)
