@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import onnx_ir as ir
 import pytest
@@ -84,24 +85,42 @@ def outcome(
     return replace(PatternOutcome(pattern, 1, HERE, True, (choice,)), **more)
 
 
-def learned(space: Space, chosen: Collection[int], *, gain: float = 0.02) -> Prior:
-    """What a finished run with this result leaves."""
+def learned(
+    space: Space,
+    chosen: Collection[int],
+    *,
+    gain: float = 0.02,
+    costs: Mapping[int, float] = MappingProxyType({}),
+    unmeasured: Collection[int] = (),
+) -> Prior:
+    """What a finished run with this result leaves, for some groups with other costs, or none."""
     cache = PatternCache()
     for number, group in enumerate(space.groups):
         is_in = number in chosen
         share = space.potential[number]
-        choice = ChoiceOutcome(0, "whole", is_in, gain if is_in else -gain, 0.002, share)
+        brings = gain if is_in else -costs.get(number, gain)
+        choice = ChoiceOutcome(0, "whole", is_in, brings, 0.002, share)
+        if number in unmeasured:
+            choice = ChoiceOutcome(0, "whole", is_in)
         cache.add_outcome(PatternOutcome(group.pattern, 1, HERE, True, (choice,)))
     found = prior_of(space.groups, cache, HERE)
     assert found is not None
     return found
 
 
+LIMITS = Limits(benchmarks=150)
+
+
 def play_with(
-    space: Space, prior: Prior | None, answer: Answer, seeds: dict[str, State], strategy: str
+    space: Space,
+    prior: Prior | None,
+    answer: Answer,
+    seeds: dict[str, State],
+    strategy: str,
+    limits: Limits = LIMITS,
 ) -> Told:
     known = {} if prior is None else {"pattern cache": prior.state(space)}
-    task = SearchTask(space, {**known, **seeds}, Limits(benchmarks=150), prior=prior)
+    task = SearchTask(space, {**known, **seeds}, limits, prior=prior)
     told = Told(make_strategy(task, strategy))  # type: ignore[arg-type]
     for trial in told.search.trials():
         told.trials.append(trial)
@@ -191,6 +210,88 @@ def test_a_doubtful_choice_that_turns_out_otherwise_is_changed(resnet: Space) ->
     assert told.search.best == best
     doubts = [trial for trial in told.trials if trial.stage == DOUBTS]
     assert doubts[0].candidates[0] ^ doubts[0].reference == {odd}
+
+
+def test_two_neighbours_that_pay_only_together_are_tried(resnet: Space) -> None:
+    """The cache has the loss of each one alone: a boundary between them is in both."""
+    best = frozenset(number for number in resnet.everything if number % 3)
+    pair = next(frozenset(one) for one in resnet.pairs if best.isdisjoint(one))
+
+    def together(trial: Trial, state: State) -> Score:
+        alone = {n: worth(frozenset({n})) * (0.1 if n in pair else 1.0) for n in resnet.everything}
+        of = [sum(alone[n] for n in s) + 0.03 * (pair <= s) for s in (state, trial.reference)]
+        return Score(of[0] - of[1], 0.001)
+
+    prior = learned(resnet, best, costs=dict.fromkeys(pair, 0.003))
+    told = play_with(resnet, prior, together, {"all": resnet.everything}, "local_search")
+    assert told.search.best == best | pair
+    assert not any({trial.stage for trial in told.trials} - {SEEDS, DOUBTS})
+
+
+def test_two_neighbours_are_a_doubt_once_each_of_them_is_measured(resnet: Space) -> None:
+    """There, or here: what costs a lot alone need not be tried with all that is around it."""
+    one, other = resnet.pairs[0]
+    pair = frozenset(resnet.pairs[0])
+    prior = learned(resnet, resnet.everything, unmeasured={one})
+    assert pair not in prior.doubts(resnet, resnet.everything, {})
+    hopes = [
+        prior.doubts(resnet, resnet.everything, {one: (gain, 0.001), other: (0.003, 0.001)})[pair]
+        for gain in (0.003, 0.05)
+    ]
+    assert hopes[0] > 0.0 > hopes[1]
+
+
+def test_what_is_part_of_another_kernel_is_doubted_too(resnet: Space) -> None:
+    """It takes no time of its own, but conversions around it do."""
+    add = next(n for n, group in enumerate(resnet.groups) if group.op_type == "Add")
+    shares = {name: 0.1 for group in resnet.groups for name in group.nodes}
+    space = Space(resnet.planner, resnet.groups, {**shares, resnet.groups[add].nodes[0]: 0.0})
+    prior = learned(space, space.everything, unmeasured={add})
+    doubts = prior.doubts(space, space.everything, {})
+    assert 0.0 < doubts[frozenset({add})] < 0.01
+
+
+def test_what_was_not_measured_is_tried_at_once(resnet: Space) -> None:
+    """The other run had no time for it: all of a kind that may pay, then a single one."""
+    adds = frozenset(n for n in resnet.everything if resnet.groups[n].op_type == "Add")
+    prior = learned(resnet, resnet.everything - adds, unmeasured=adds)
+    seeds = {"weighted": resnet.weighted()}
+    told = play_with(resnet, prior, lambda t, s: Score(len(s) - len(t.reference), 0.1), seeds,
+                     "local_search")  # fmt: skip
+    first = next(trial for trial in told.trials if trial.stage == DOUBTS)
+    assert first.candidates[0] ^ first.reference == adds
+    assert told.search.best == resnet.everything
+
+
+@pytest.mark.parametrize("better", [0.02, 0.2])
+def test_a_seed_that_is_a_little_better_is_confirmed_instead(resnet: Space, better: float) -> None:
+    best = frozenset(number for number in resnet.everything if number % 3)
+    known, missing = best - {min(best)}, min(best)
+
+    def answer(trial: Trial, state: State) -> Score:
+        gains = [worth(s) + (better - 0.02) * (missing in s) for s in (state, trial.reference)]
+        return Score(gains[0] - gains[1], 0.001)
+
+    told = play_with(resnet, learned(resnet, known), answer, {"other tool": best}, "local_search")
+    assert told.search.best == best
+    assert ({trial.stage for trial in told.trials} == {SEEDS, DOUBTS}) == (better < 0.05)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_small_gains_do_not_lead_to_a_search_of_full_length(resnet: Space, seed: int) -> None:
+    """Nothing was measured, and noise says of many choices that they are better."""
+    rng = random.Random(seed)
+
+    def noise(trial: Trial, state: State) -> Score:
+        gain = 1.0 if not trial.reference else 0.0
+        return Score(gain + rng.gauss(0.004, 0.004), 0.002)
+
+    prior = learned(resnet, resnet.everything, unmeasured=resnet.everything)
+    limits = Limits(sweeps=1, benchmarks=150, confirming=20)
+    told = play_with(resnet, prior, noise, {}, "local_search", limits)
+    assert {trial.stage for trial in told.trials} == {SEEDS, DOUBTS}
+    assert limits.confirming / 2 < asked(told) <= limits.confirming + 1
+    assert not told.search.is_cut_short
 
 
 def test_what_is_hopeless_is_tried_last(resnet: Space) -> None:

@@ -262,6 +262,13 @@ def test_a_more_thorough_search_tries_more_and_is_not_worse(resnet):
     assert sweep(resnet, only_together(*middle), more_schemes).asked > asked[0]
 
 
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+@pytest.mark.parametrize("limits", [{}, {"most": 3}, {"most": 1000}, {"schemes": 200}])
+def test_what_a_cache_knows_is_confirmed_in_a_fifth_of_the_usual_benchmarks(preset, limits):
+    confirming = preset.limits(40, 10, **limits).confirming
+    assert confirming == preset.limits(40, 10).benchmarks // 5
+
+
 def test_many_small_gains_add_up(chain):
     """No gain is above the noise of its measurement, all together are 1.1x."""
     each = 0.1 / len(chain.space.groups)

@@ -19,15 +19,19 @@ from qdqtune import zoo
 from qdqtune.autotune import QDQAutotuner
 from qdqtune.calibration._random_inputs import Feeds, random_inputs
 from qdqtune.graph._index import GraphIndex, values_in
+from qdqtune.graph._op_classes import is_op
 from qdqtune.graph._prepared_model import PreparedModel
 from qdqtune.qdq._insert import Inserter
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.qdq._read_back import read
 from qdqtune.qdq.dialects import ONNXRUNTIME
 from qdqtune.records._ranges import CalibrationSource, Ranges
+from qdqtune.search._space import Space, group_ops
 from qdqtune.testing._bench import SMALL
 from qdqtune.testing.simulated import QUIET
 from qdqtune.workflows._imported_placement import ImportedPlacement, import_placement
 from qdqtune.workflows._source_model import open_source
+from qdqtune.workflows.tuning._preflight import seeds_of
 from qdqtune.workflows.tuning._tune import tune
 from tests.conftest import model_from_text
 
@@ -112,6 +116,29 @@ def test_names_do_not_matter(tmp_path: Path) -> None:
     assert by_name.pairs > 5
     assert not by_structure.unmapped
     assert by_structure.placement == by_name.placement
+
+
+def test_biases_are_quantized_with_products_that_were_one_gemm(tmp_path: Path) -> None:
+    """The file has nothing between a product and its bias, the model has a tensor there."""
+    model = zoo_model("vit", tmp_path)
+    file = by_quantize_static(model, preprocessed=True)
+    source = open_source(model)
+    index = GraphIndex(source.model)
+    planner = QuantizationPlanner(index, ONNXRUNTIME)
+    grouping = group_ops(index, planner)
+    space = Space(planner, grouping.groups, {})
+    placement = import_placement(source.model, file).placement
+    seed = seeds_of(space, {"other tool": placement}, grouping)["other tool"]
+    quantized = {name for number in seed for name in space.groups[number].nodes}
+    biases = {
+        node.name
+        for node in index.nodes
+        if node.op_type == "Add"
+        and index.reads_constant(node)
+        and any(is_op(value.producer(), "MatMul") for value in node.inputs if value is not None)
+    }
+    assert len(biases) >= 4
+    assert biases <= quantized
 
 
 def outputs(file: Path, feeds: Mapping[str, Any]) -> list[Any]:

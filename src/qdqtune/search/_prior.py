@@ -16,15 +16,21 @@ from qdqtune.search.patterns._pattern_outcomes import ChoiceOutcome, Conditions,
 from qdqtune.search.regions._canonical import dims_in
 
 _Key = tuple[str, int, Form]
+Gain = tuple[float, float]
+"""A log speedup of the model, and its standard error."""
 
 # Shapes are near if their dims differ by this on average, as the logarithm of base 2: those of a
 # batch of 8 are near those of one, those of another stage of a network are not.
 _NEAR = 0.6
 # With a smaller part of the latency known for sure, a search takes its usual course.
 _MUCH_KNOWN = 0.9
-# What a choice may bring, as a part of its share of the latency: if its gain was not measured, and
-# if nothing is known of it.
-_DOUBT, _UNKNOWN = 0.1, 0.3
+# What a choice may bring, as a part of its share of the latency, if its gain was not measured; and
+# how much further from it a gain may be that was measured with other shapes.
+_UNMEASURED, _OTHER_SHAPES = 1.0, 0.1
+# Conversions cost some even around ops that are parts of other kernels.
+_LEAST_DOUBT = 0.002
+# What a boundary may cost, as a part of the share of its neighbours, and of all groups on average.
+_OF_NEIGHBOURS, _OF_GROUPS = 0.5, 0.25
 # A gain is known from this share of the latency on, and is no larger than this as a part of it.
 _LEAST_SHARE, _LARGEST = 1e-4, 10.0
 # How wrong a gain may be that was measured in another model, as a part of itself.
@@ -94,18 +100,56 @@ class Prior:
 
     def hopes(self, space: Space, state: State) -> list[float]:
         """What a flip of each group may bring at best: below 0, it is hopeless."""
+        return [gain + error for gain, error in self._flips(space, state, {}).values()]
+
+    def doubts(self, space: Space, state: State, seen: Mapping[int, Gain]) -> dict[State, float]:
+        """What flips may bring at best: of single groups, two neighbours, and those of a kind.
+
+        Gains of two neighbours were measured one by one: what a boundary between them costs may be
+        in both of them, or in none. Of a kind, those are flipped that are not hopeless alone.
+
+        Args:
+            space: The choices.
+            state: What is flipped.
+            seen: Gains of quantizing groups that were measured in the model itself.
+        """
+        flips, known = self._flips(space, state, seen), self.of(space)
+        measured = {number for number, each in known.items() if each.gain is not None} | seen.keys()
+        boundary = _OF_GROUPS * sum(space.potential) / max(1, len(flips))
+        doubts: dict[State, float] = {}
+        for one in map(frozenset, space.pairs):
+            if one <= measured:
+                share = sum(space.potential[number] for number in one) / 2.0
+                doubts[one] = _best(flips, one, math.hypot(_OF_NEIGHBOURS * share, boundary))
+        hopeful = frozenset(number for number, (gain, error) in flips.items() if gain + error > 0.0)
+        kinds = (
+            space.patterns,
+            space.by(lambda group: group.structure or group.nodes[0]),
+            space.by(lambda group: group.op_type),
+        )
+        for numbers in (numbers for kind in kinds for numbers in kind.values()):
+            alike = hopeful.intersection(numbers)
+            doubts |= {one: _best(flips, one) for one in (alike & state, alike - state) if one}
+        return doubts | {frozenset({n}): gain + error for n, (gain, error) in flips.items()}
+
+    def _flips(self, space: Space, state: State, seen: Mapping[int, Gain]) -> dict[int, Gain]:
+        """What a flip of each group is expected to bring, and how wrong that may be."""
         known = self.of(space)
-        hopes: list[float] = []
+        flips: dict[int, Gain] = {}
         for number, share in enumerate(space.potential):
             estimate = known.get(number)
-            if estimate is None:
-                hopes.append(_UNKNOWN * share)
-            elif estimate.gain is None:
-                hopes.append(_DOUBT * share)
-            else:
-                gain = -estimate.gain if number in state else estimate.gain
-                hopes.append((gain + estimate.error) * share)
-        return hopes
+            gain, error = 0.0, math.hypot(_UNMEASURED * share, _LEAST_DOUBT)
+            if number in seen:
+                gain, error = seen[number]
+            elif estimate is not None and estimate.gain is not None:
+                gain, error = estimate.gain * share, estimate.error * share
+            flips[number] = -gain if number in state else gain, error
+        return flips
+
+
+def _best(flips: Mapping[int, Gain], numbers: State, error: float = 0.0) -> float:
+    """What flips of some groups at once may bring at best, where they err one by one."""
+    return sum(flips[n][0] for n in numbers) + math.hypot(error, *(flips[n][1] for n in numbers))
 
 
 def prior_of(groups: Iterable[Group], cache: PatternCache, here: Conditions) -> Prior | None:
@@ -152,7 +196,7 @@ def _estimate(
         return GroupEstimate(found.is_chosen, is_near, is_same, is_unfinished=is_unfinished)
     gain = min(max(found.gain / found.share, -_LARGEST), _LARGEST)
     error = min(math.hypot(found.error / found.share, _ELSEWHERE * gain), _LARGEST)
-    error += _DOUBT if distance else 0.0
+    error += _OTHER_SHAPES if distance else 0.0
     return GroupEstimate(found.is_chosen, is_near, is_same, gain, error, is_unfinished)
 
 

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import operator
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from qdqtune.search._prior import Gain
 from qdqtune.search._space import State
 from qdqtune.search.strategies._strategy import (
     DOUBTS,
+    FAR,
     NOTHING,
     SEEDS,
     Effort,
@@ -45,8 +47,8 @@ _NEARER = 0.08
 _FIRST = "op types"
 # Sizes of the connected sets that are flipped when everything smaller was tried.
 _NEIGHBOURHOODS = (2, 3, 5, 8)
-# Rounds of doubts before a search takes its usual course, by its patience.
-_MOST_DOUBTS = 3
+# Doubts of a cache at most, by patience, and what one may bring at least to be worth a benchmark.
+_DOUBTS, _LEAST_HOPE = 16, 0.001
 # The last steps, and the candidates that they may need.
 _LAST = ("backward", "against the best seed")
 _RESERVED = len(_LAST)
@@ -83,19 +85,58 @@ class LocalSearch(SteppedStrategy):
         self.is_cut_short |= not self._room
 
     def _is_confirmed(self) -> Stepping[bool]:
-        """Flip what a cache is least sure of, until that brings nothing; False if it never ends."""
-        fruitless = 0
-        for _ in range(_MOST_DOUBTS * self.limits.sweeps):
-            before, doubtful = self.best, self._doubtful()[: self.limits.at_once]
-            scores = yield from self._scores(before, doubtful, Effort.SCREEN, DOUBTS)
+        """Flip what a cache is least sure of, as long as there is hope.
+
+        Returns:
+            Whether that is all: False if the last flips brought so much that there must be more.
+        """
+        last, tried, seen = self.gain, set[State](), dict[int, Gain]()
+        most = min(self.limits.confirming, self.asked + _DOUBTS * self.limits.sweeps)
+        while (room := min(most - self.asked, self._room) - _RESERVED) > 0:
+            before, last = self.best, self.gain
+            doubtful = self._doubtful(tried, seen)[: min(self.limits.at_once, room)]
+            if not doubtful:
+                break
+            flips = [flip for _, flip in doubtful]
+            tried.update(flips)
+            states = [state for state, _ in doubtful]
+            scores = yield from self._scores(before, states, Effort.SCREEN, DOUBTS)
+            for state, flip in doubtful:
+                score = scores.get(state)
+                if len(flip) == 1 and score is not None and score.failure is None:
+                    (number,) = flip
+                    seen[number] = -score.gain if number in before else score.gain, score.error
             promising = [state for state in scores if scores[state].certainty > _PROBABLE]
             promising.sort(key=lambda state: -scores[state].certainty)
             yield from self._take_best_part([state ^ before for state in promising], DOUBTS)
-            fruitless = 0 if self.best != before else fruitless + 1
-            self.is_cut_short = self._room <= _RESERVED
-            if self.is_cut_short or not doubtful or fruitless >= self.limits.sweeps:
-                return True
-        return False
+            near = self.space.around(before ^ self.best)
+            tried = {flip for flip in tried if flip.isdisjoint(near)}
+        self.is_cut_short = self._room <= _RESERVED
+        return self.gain - last < FAR
+
+    def _doubtful(
+        self, tried: Collection[State], seen: Mapping[int, Gain]
+    ) -> list[tuple[State, State]]:
+        """Choices that a cache is not sure of, and their flips, the most promising first.
+
+        Args:
+            tried: Flips that need not be tried again.
+            seen: Gains of quantizing single groups that were measured here.
+        """
+        if self.task.prior is None:
+            return []
+        hopes = self.task.prior.doubts(self.space, self.best, seen)
+        flips = sorted((flip for flip in hopes if hopes[flip] > _LEAST_HOPE and flip not in tried),
+                       key=lambda flip: (-hopes[flip], sorted(flip)))  # fmt: skip
+        found: dict[State, State] = {}
+        for flip in flips:
+            found.setdefault(self.space.switched(self.best, flip), flip)
+        return [
+            (state, flip)
+            for state, flip in found.items()
+            if self._is_new(self.best, state, Effort.SCREEN)
+            and self.space.key(state) not in self._given_up
+        ]
 
     def _cut(self, whole: State) -> Steps:
         """Keep what comes after some depth of a choice, then what comes before another."""

@@ -26,6 +26,9 @@ NOTHING: State = frozenset()
 NO_TIME = "there was no time for it"
 """Why a candidate failed that was not tried at all."""
 
+FAR = 0.05
+"""A log speedup over what a cache suggests that says that it does not know the model after all."""
+
 _LARGEST_GAIN = 100.0
 # Candidates for each of several workers, which all time the reference, too.
 _FEW = 2
@@ -117,6 +120,7 @@ class Limits:
         together: Candidates compared in one trial.
         least_gain: Expected relative gain below which a candidate is not worth a benchmark.
         workers: Independent trials that can be answered side by side.
+        confirming: Candidates until what a cache knows is confirmed, those of the seeds included.
     """
 
     sweeps: int = 2
@@ -124,6 +128,7 @@ class Limits:
     together: int = 4
     least_gain: float = 0.0002
     workers: int = 1
+    confirming: int = 50
 
     @property
     def at_once(self) -> int:
@@ -426,10 +431,10 @@ class SteppedStrategy(SearchStrategy):
         return best
 
     def _is_as_expected(self, scores: Mapping[State, Score]) -> Stepping[bool]:
-        """Begin with what a cache suggests, if it knows the model, and no seed is clearly better.
+        """Begin with what a cache suggests, if it knows the model, or with a seed near it.
 
-        One that seems better is compared with it directly: the best of several owes something to
-        luck.
+        A seed that seems better is compared with it directly: the best of several owes something to
+        luck. If it is much better, the cache is of another kind of model.
 
         Args:
             scores: Those of the seeds.
@@ -442,21 +447,12 @@ class SteppedStrategy(SearchStrategy):
             return False
         if rival.gain - own.gain > max(own.error, rival.error):
             found = yield from self._compare(expected, [best], Effort.CONFIRM, DOUBTS)
-            if best not in found or found[best].certainty > _PROBABLE:
+            if best not in found or found[best].gain > FAR:
                 return False
+            if found[best].certainty > _PROBABLE:
+                return True
         self.best, self.gain = expected, own.gain
         return True
-
-    def _doubtful(self) -> list[State]:
-        """Flips that a cache is least sure of, the most promising first; the hopeless are not."""
-        if self.task.prior is None:
-            return []
-        hopes = self.task.prior.hopes(self.space, self.best)
-        every = self.space.everything | self.space.other_forms
-        flips = sorted((n for n in every if hopes[n] > self.limits.least_gain),
-                       key=lambda number: (-hopes[number], number))  # fmt: skip
-        states = dict.fromkeys(self.space.switched(self.best, frozenset({n})) for n in flips)
-        return [each for each in states if self._is_new(self.best, each, Effort.SCREEN)]
 
     def _accept(self, state: State, gain: float) -> None:
         """Let a choice be the incumbent."""

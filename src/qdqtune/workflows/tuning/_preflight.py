@@ -246,17 +246,27 @@ def _like(space: Space, quantized: frozenset[Edge], written: frozenset[str] | No
         written: Tensors that are quantized there, if known: then an op without weights counts only
             if what its kernel writes is among them.
     """
-    planner = space.planner
+    planner, index = space.planner, space.planner.index
 
     def is_like(name: str) -> bool:
         places = planner.units[name]
         own = [edge for edge in places.edges if edge.node == name]
-        reads = all(edge in quantized or planner.index.is_constant(edge.tensor) for edge in own)
-        if not reads or quantized.isdisjoint(own):
+        read = {edge for edge in own if edge in quantized or is_within(edge)}
+        if not read or not all(edge in read or index.is_constant(edge.tensor) for edge in own):
             return False
         if written is None or name in planner.passthrough:
             return True
-        return is_op(planner.index.node[name], *WEIGHTED_OPS) or places.outputs <= written
+        return is_op(index.node[name], *WEIGHTED_OPS) or places.outputs <= written
+
+    def is_within(edge: Edge) -> bool:
+        """Whether a bias is added to a product there, which may be one Gemm in the file."""
+        if written is None or edge.node is None:
+            return False
+        node, producer = index.node[edge.node], index.value[edge.tensor].producer()
+        if producer is None or not (is_op(node, "Add") and is_op(producer, "MatMul")):
+            return False
+        name = producer.name or ""
+        return index.reads_constant(node) and name in planner.units and is_like(name)
 
     return frozenset(
         number

@@ -44,6 +44,9 @@ _PART_FOR_CALIBRATION = 0.3
 _ROUNDED_UP = 1.15
 # What takes this many times as long as opening a model that was built before is a build.
 _MOST_FOR_OPENING = 2.0
+# Fraction of the candidates that suffices if a cache knows the model: many searches end early, so
+# that it should be less than a quarter of the maximum.
+_PART_TO_CONFIRM = 5
 
 
 @dataclass(frozen=True)
@@ -83,11 +86,14 @@ class Preset:
         """
         fixed, per_group = self.benchmarks
         allowed = fixed + round(per_group * groups)
+        usual = Limits(
+            self.sweeps, allowed if most is None else most, confirming=allowed // _PART_TO_CONFIRM
+        )
         if schemes is None:
-            return Limits(sweeps=self.sweeps, benchmarks=allowed if most is None else most)
+            return usual
         patience = max(self.sweeps, PRESETS[preset_for_schemes(schemes)].sweeps)
         by_schemes = schemes * max(1, patterns)
-        return Limits(sweeps=patience, benchmarks=by_schemes if most is None else most)
+        return replace(usual, sweeps=patience, benchmarks=by_schemes if most is None else most)
 
     def within(self, budget_s: float | None) -> Preset:
         """Return the preset for a limited run, in which no comparison may take a large part.
