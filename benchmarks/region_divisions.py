@@ -4,6 +4,8 @@
 of regions on a simulated machine, with noisy block timing on virtual time, seed after seed. Nothing
 is measured, so it runs anywhere. `latency` is that of what a search by scope found, without noise,
 over that of what one by structure found: the mean over the seeds, with its 95 % interval.
+
+With `--engine`, both are tuned on a real one, and results are timed in turns in several processes.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ import argparse
 import math
 import statistics
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
 
 from benchmarks.search_quality import FLOAT_MS, NOISES, Replay, Table
+from benchmarks.warm_start import latency_ratio
 from qdqtune import zoo
 from qdqtune.config import AUTO_STRATEGY, SCOPE, STRUCTURE
 from qdqtune.engines.layers._latency import shares_of_latency
@@ -36,6 +39,7 @@ from qdqtune.search.strategies._strategy import SearchTask, SteppedStrategy
 from qdqtune.testing.simulated import PROFILES, kernels_of, true_latency_ms
 from qdqtune.workflows.tuning._preflight import seeds_of
 from qdqtune.workflows.tuning._time_budget import PRESETS
+from qdqtune.workflows.tuning._tune import tune
 
 MODELS = (
     "resnet18", "mobilenet_v2", "efficientnet", "shufflenet_v2", "convnext", "vit:layers=4", "bert",
@@ -115,17 +119,47 @@ def row(name: str, profile: str, preset: str, seeds: int) -> list[str]:
             [model.search(regions, seed, preset) for regions in (STRUCTURE, SCOPE)]
             for seed in range(seeds)
         ]
-    logs = [math.log(scope[0] / structure[0]) for structure, scope in ends]
-    mean = statistics.mean(logs)
-    error = 1.96 * statistics.stdev(logs) / math.sqrt(seeds) if seeds > 1 else math.inf
     both = list(zip(*ends, strict=True))
     speedups = [FLOAT_MS / statistics.geometric_mean(end[0] for end in each) for each in both]
     asked = [statistics.mean(end[1] for end in each) for each in both]
     return [
         name.rpartition("/")[2], profile, *(f"{each:.3f}" for each in speedups),
         *(f"{each:.0f}" for each in asked), *(str(each[0][2]) for each in both),
-        f"{math.exp(mean):.4f}", f"{math.exp(mean - error):.4f}-{math.exp(mean + error):.4f}",
+        *_mean_of([scope[0] / structure[0] for structure, scope in ends]),
     ]  # fmt: skip
+
+
+def measured_row(name: str, engine: str, preset: str, seeds: int) -> list[str]:
+    """Compare both kinds of regions in one model on a real engine."""
+    ends, ratios = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.onnx"
+        ir.save(_load(name), file)
+        for seed in range(seeds):
+            structure, scope = (
+                tune(
+                    file, engine=engine, threads=1, preset=preset, seed=seed, regions=regions,
+                    min_sqnr_db=None, report=False, output_dir=Path(folder) / f"{regions}{seed}",
+                )
+                for regions in (STRUCTURE, SCOPE)
+            )  # fmt: skip
+            ratios.append(latency_ratio(engine, "", scope, structure))
+            ends.append((structure.summary, scope.summary))
+    both = list(zip(*ends, strict=True))
+    speedups = [statistics.geometric_mean(end.speedup for end in each) for each in both]
+    asked = [statistics.mean(end.benchmarks for end in each) for each in both]
+    return [
+        name.rpartition("/")[2], engine, *(f"{each:.3f}" for each in speedups),
+        *(f"{each:.0f}" for each in asked), "-", "-", *_mean_of(ratios),
+    ]  # fmt: skip
+
+
+def _mean_of(ratios: Sequence[float]) -> list[str]:
+    """Their geometric mean, with its 95 % interval."""
+    logs = [math.log(ratio) for ratio in ratios]
+    mean = statistics.mean(logs)
+    error = 1.96 * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
+    return [f"{math.exp(mean):.4f}", f"{math.exp(mean - error):.4f}-{math.exp(mean + error):.4f}"]
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
@@ -133,13 +167,15 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--profiles", default="cpu-vnni,gpu")
+    parser.add_argument("--engine", help="a real engine, instead of the simulated machines")
     parser.add_argument("--preset", choices=PRESETS, default="quick")
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args(None if arguments is None else list(arguments))
     rows = []
     for model in options.models:
-        for profile in options.profiles.split(","):
-            rows.append(row(model, profile, options.preset, options.seeds))
+        compare = row if options.engine is None else measured_row
+        for machine in (options.engine or options.profiles).split(","):
+            rows.append(compare(model, machine, options.preset, options.seeds))
             print(*rows[-1], flush=True)
     titles = [
         "model", "machine", "structure", "scope", "asked", "asked", "choices", "choices",
