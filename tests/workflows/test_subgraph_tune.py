@@ -23,6 +23,7 @@ from qdqtune.qdq._op_units import canonical
 from qdqtune.qdq._read_back import read
 from qdqtune.records._errors import UsageError
 from qdqtune.records._inputs import InputRequest
+from qdqtune.records._measurement import LayerTime
 from qdqtune.records._tuning import (
     BY_LAYERS,
     BY_TOTAL,
@@ -33,6 +34,7 @@ from qdqtune.records._tuning import (
     TuneResult,
 )
 from qdqtune.search.strategies._strategy import Effort
+from qdqtune.search.subgraphs._fusion_groups import FusionGroup
 from qdqtune.search.subgraphs._quantizable_groups import DYNAMIC, Content, QuantizableGroup
 from qdqtune.testing.simulated import QUIET
 from qdqtune.workflows.tuning import _layer_groups, _modes, _subgraph_profiler
@@ -47,6 +49,7 @@ from tests.cutting import cut
 from tests.workflows.mute_engine import MUTE, REFUSING
 
 ROOT = Path(__file__).parents[2]
+DATA = ROOT / "tests" / "data"
 RAW = "optimized_raw.onnx"
 TEXT = """g (float[N,128,12,12] x) => (float[N,128,12,12] y) {
     a = Conv<pads=[1,1,1,1]>(x, w1)
@@ -553,6 +556,37 @@ def test_whole_models_tell_what_subgraphs_take(network: Path, tmp_path: Path) ->
     assert not any(name.startswith("in_place") for name in left)
     again = simulated(network, tmp_path / "run", engine_options=GPU, max_benchmarks=7)
     assert (again.summary.subgraph_benchmarks, again.summary.benchmarks) == (0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("keeps_builds")
+def test_layers_of_tensorrt_predict_what_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recorded on a GPU; the simulated engine stands in for the rest of the run."""
+    told = json.loads((DATA / "tensorrt" / "tune_resnet18_h200.json").read_text())
+    onnx.save(zoo.build("resnet18", image=224, batch=32), tmp_path / "model.onnx")
+    image = np.random.default_rng(0).normal(size=(32, 3, 224, 224)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", image=image)  # a single sample: a batch of 32 takes long
+    looked_at = iter((told["rules"], told["everything"]))
+
+    def known_groups(run: Any, index: GraphIndex, plain: Path, cache: SubgraphCache) -> Any:
+        cache.keep_groups([TimedGroup(tuple(g["nodes"]), g["ms"]) for g in told["groups"]], 0)
+        return tuple(FusionGroup(n, tuple(g["nodes"]), ()) for n, g in enumerate(told["groups"]))
+
+    def built(self: TimesInPlace, worker: Any, placement: Any, name: str) -> Any:
+        return [LayerTime.from_dict(layer) for layer in next(looked_at)], ()
+
+    monkeypatch.setattr(_modes, "find_engine_groups", known_groups)
+    monkeypatch.setattr(TimesInPlace, "_build", built)
+    result = simulated(
+        tmp_path / "model.onnx", tmp_path / "run", engine_options=GPU, max_benchmarks=5,
+        calibration_data=str(tmp_path / "data.npz"),
+    )  # fmt: skip
+    rows = {batch.stage: batch.predicted for batch in result.summary.batches}
+    for stage in ("weighted ops", "weighted ops and what is between"):
+        assert rows[stage] == pytest.approx(told["measured"][stage], rel=0.08)
+    assert rows["raw"] is None or rows["raw"] >= max(told["measured"].values())
 
 
 @pytest.mark.usefixtures("keeps_builds")
