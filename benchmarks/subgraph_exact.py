@@ -26,7 +26,8 @@ from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.qdq.dialects import dialect_named
 from qdqtune.records._measurement import LayerTime
 from qdqtune.records._ranges import CalibrationSource, Ranges
-from qdqtune.search.subgraphs._assembly import Costs, Crossing, assemble
+from qdqtune.search.subgraphs._assembly import assemble
+from qdqtune.search.subgraphs._costs import Costs, Crossing
 from qdqtune.search.subgraphs._fusion_groups import fusion_groups
 from qdqtune.testing.simulated import PROFILES, QUIET, Kernel, Profile, kernels_of, true_latency_ms
 from qdqtune.testing.simulated._engine import COST_MODEL_VERSION

@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 from qdqtune.search._space import Form, Group, Space, State
 from qdqtune.search.strategies._assembly_search import AssemblySearch, SubgraphTask
 from qdqtune.search.strategies._strategy import NO_TIME, SEEDS, Limits, Score, Trial
-from qdqtune.search.subgraphs._assembly import Costs, Crossing, ObservedCosts, assemble, form_in
+from qdqtune.search.subgraphs._assembly import assemble
 from qdqtune.search.subgraphs._choices import Choices
+from qdqtune.search.subgraphs._costs import Costs, Crossing, form_in
+from qdqtune.search.subgraphs._observed_costs import ObservedCosts
 from tests.conftest import model_from_text
 from tests.cutting import cut
 

@@ -445,7 +445,7 @@ def _go_on(journal_class: Any, path: Path) -> None:
 def subgraph_cache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What subgraph mode keeps, with something in every part of it."""
     from qdqtune.records._tuning import BY_LAYERS, Batch, SchemeTimes, SubgraphTimes
-    from qdqtune.search.subgraphs._assembly import ObservedCosts
+    from qdqtune.search.subgraphs._observed_costs import ObservedCosts
     from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache, TimedGroup
 
     cache = SubgraphCache(tmp_path_factory.mktemp("cache") / "autotune_cache.json", HEADER)

@@ -23,7 +23,7 @@ from benchmarks.subgraph_models import random_model
 from qdqtune.engines._worker import Worker
 from qdqtune.records._errors import OutputError
 from qdqtune.records._tuning import BY_TOTAL, Batch, SchemeTimes, SubgraphTimes, TuneResult
-from qdqtune.search.subgraphs._assembly import ObservedCosts
+from qdqtune.search.subgraphs._observed_costs import ObservedCosts
 from qdqtune.search.subgraphs._quantizable_groups import Subgraph
 from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache, TimedGroup
 from qdqtune.workflows.tuning._subgraph_profiler import SubgraphProfiler

@@ -13,7 +13,8 @@ from benchmarks.subgraph_exact import ADDITIVE, assembled_ms, landscape
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdqtune.search.subgraphs._assembly import Costs, Crossing, assemble, form_in, gain_of
+from qdqtune.search.subgraphs._assembly import assemble
+from qdqtune.search.subgraphs._costs import Costs, Crossing, form_in, gain_of
 
 # A solver that counts in whole units of a 2**29th of everything is off by that much per cost.
 RESOLUTION = 2.0**-28

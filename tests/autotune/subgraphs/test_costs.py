@@ -16,16 +16,10 @@ from qdqtune.graph._index import GraphIndex
 from qdqtune.records._measurement import LayerTime
 from qdqtune.records._tuning import BY_LAYERS, SchemeTimes, SubgraphTimes
 from qdqtune.search._space import Space
-from qdqtune.search.subgraphs._assembly import (
-    Costs,
-    Crossing,
-    ObservedCosts,
-    assemble,
-    costs_of,
-    look_at,
-    refined,
-)
+from qdqtune.search.subgraphs._assembly import assemble
 from qdqtune.search.subgraphs._choices import make_choices
+from qdqtune.search.subgraphs._costs import Costs, Crossing, costs_of, refined
+from qdqtune.search.subgraphs._observed_costs import ObservedCosts, look_at
 from qdqtune.search.subgraphs._quantizable_groups import (
     FULL,
     NONE,

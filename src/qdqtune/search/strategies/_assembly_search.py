@@ -30,15 +30,10 @@ from qdqtune.search.strategies._strategy import (
     Steps,
     speedup_of,
 )
-from qdqtune.search.subgraphs._assembly import (
-    Costs,
-    ObservedCosts,
-    assemble_closed,
-    form_in,
-    gain_of,
-    refined,
-)
+from qdqtune.search.subgraphs._assembly import assemble_closed
 from qdqtune.search.subgraphs._choices import Choices
+from qdqtune.search.subgraphs._costs import Costs, form_in, gain_of, refined
+from qdqtune.search.subgraphs._observed_costs import ObservedCosts
 
 SCHEMES = "schemes"
 BATCHES = "batches"

@@ -31,15 +31,11 @@ from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.search.strategies._assembly_search import AssemblySearch, SubgraphTask
 from qdqtune.search.strategies._registry import make_strategy
 from qdqtune.search.strategies._strategy import Limits, Score, SearchStrategy, SearchTask, Trial
-from qdqtune.search.subgraphs._assembly import (
-    ObservedCosts,
-    assemble_closed,
-    costs_of,
-    look_at,
-    refined,
-)
+from qdqtune.search.subgraphs._assembly import assemble_closed
 from qdqtune.search.subgraphs._choices import Choices, make_choices
+from qdqtune.search.subgraphs._costs import costs_of, refined
 from qdqtune.search.subgraphs._fusion_groups import FusionGroup
+from qdqtune.search.subgraphs._observed_costs import ObservedCosts, look_at
 from qdqtune.search.subgraphs._quantizable_groups import (
     RULES,
     QuantizableGroup,

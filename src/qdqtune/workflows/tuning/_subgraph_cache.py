@@ -14,7 +14,7 @@ from qdqtune.graph._files import write_text
 from qdqtune.records._json_form import json_form
 from qdqtune.records._tuning import Batch, SubgraphTimes, checked_ms
 from qdqtune.records._untrusted_files import SCHEMAS, check_schema, parse_json, read_text
-from qdqtune.search.subgraphs._assembly import ObservedCosts
+from qdqtune.search.subgraphs._observed_costs import ObservedCosts
 from qdqtune.workflows.tuning._journal_format import checksum
 
 KIND = "autotune_cache"

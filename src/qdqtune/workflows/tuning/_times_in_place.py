@@ -28,7 +28,7 @@ from qdqtune.records._placement import Edge, Placement
 from qdqtune.records._tuning import IN_PLACE, SchemeTimes, SubgraphTimes
 from qdqtune.report._formatting import counted
 from qdqtune.search.strategies._strategy import Effort
-from qdqtune.search.subgraphs._assembly import ObservedCosts, look_at
+from qdqtune.search.subgraphs._observed_costs import ObservedCosts, look_at
 from qdqtune.search.subgraphs._quantizable_groups import FULL, Scheme, Subgraph
 from qdqtune.workflows.tuning._subgraph_cache import SeenInPlace
 from qdqtune.workflows.tuning._subgraph_profiler import SubgraphProfiler, told_form
