@@ -289,6 +289,8 @@ def test_a_step_is_one_line() -> None:
     )
     early = TuneEvent("model", "49 ops", seconds=0.25)
     assert event_line(early) == "[0.2 s] model: 49 ops"
+    named = TuneEvent("model", "reading a\nWritten: b.onnx", seconds=0.25)
+    assert event_line(named) == "[0.2 s] model: reading a\ufffdWritten: b.onnx"
 
 
 class Terminal(io.StringIO):

@@ -446,7 +446,7 @@ def subgraph_cache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What subgraph mode keeps, with something in every part of it."""
     from qdqtune.records._tuning import BY_LAYERS, Batch, SchemeTimes, SubgraphTimes
     from qdqtune.search.subgraphs._observed_costs import ObservedCosts
-    from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache, TimedGroup
+    from qdqtune.workflows.tuning._subgraph_cache import SeenInPlace, SubgraphCache, TimedGroup
 
     cache = SubgraphCache(tmp_path_factory.mktemp("cache") / "autotune_cache.json", HEADER)
     cache.keep_groups([TimedGroup(("n0", "n1"), 0.4, "whole"), TimedGroup(("n2",), 0.2)], 1)
@@ -456,9 +456,11 @@ def subgraph_cache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         SubgraphTimes("subgraph", BY_LAYERS, tuple(forms), "subgraph_0000.none.onnx")
     )
     cache.keep_batches([Batch("raw", 2, 0, 1.6, 1.5, 0.01, True)])
-    cache.keep_seen(
-        "key", ObservedCosts(frozenset({0}), {0: 0.3}, 0.1, {"x": 0.1}, {"y": 0.1}), "units"
-    )
+    seen = ObservedCosts(frozenset({0}), {0: 0.3}, 0.1, {"x": 0.1}, {"y": 0.1}, frozenset(), 0.2)
+    cache.keep_seen("key", seen, "units")
+    cache.keep_in_place([SeenInPlace(("n0",), seen)])
+    cache.keep_refused(["n2"])
+    cache.keep_predictions({"key over other": 1.5})
     cache.keep_profiled()
     return dict(json.loads(cache.path.read_text()))
 
@@ -476,10 +478,10 @@ def test_the_cache_of_subgraph_mode(
     read = SubgraphCache(path, HEADER)
     read.keep_profiled()
     again = SubgraphCache(path, HEADER)
-    assert (again.subgraphs, again.groups, again.batches) == (
+    assert (again.subgraphs, again.groups, again.whole_models) == (
         read.subgraphs,
         read.groups,
-        read.batches,
+        read.whole_models,
     )
     assert again.seen == read.seen
     for times in again.subgraphs.values():

@@ -25,7 +25,12 @@ from qdqtune.records._errors import OutputError
 from qdqtune.records._tuning import BY_TOTAL, Batch, SchemeTimes, SubgraphTimes, TuneResult
 from qdqtune.search.subgraphs._observed_costs import ObservedCosts
 from qdqtune.search.subgraphs._quantizable_groups import Subgraph
-from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache, TimedGroup
+from qdqtune.workflows.tuning._subgraph_cache import (
+    SeenInPlace,
+    SubgraphCache,
+    TimedGroup,
+    WholeModels,
+)
 from qdqtune.workflows.tuning._subgraph_profiler import SubgraphProfiler
 from qdqtune.workflows.tuning._tune import tune
 
@@ -244,6 +249,9 @@ def filled(path: Path, header: dict[str, Any]) -> SubgraphCache:
     cache.keep_seen("key", seen, "units")
     assert cache.keep_build_s(0.5) == 0.5
     cache.keep_batches([batch])
+    cache.keep_in_place([SeenInPlace(("a", "c"), seen)])
+    cache.keep_refused(["c", "b"])
+    cache.keep_predictions({"one over another": 1.25})
     return cache
 
 
@@ -251,7 +259,9 @@ def test_a_cache_is_read_as_it_was_written(tmp_path: Path) -> None:
     header = {"model": "m", "engine": {"name": "e", "options": {"a": 1}}, "shapes": {"x": [1, 2]}}
     written = filled(tmp_path / CACHE, header)
     found = SubgraphCache(tmp_path / CACHE, header)
-    for name in ("groups", "structural", "subgraphs", "is_profiled", "seen", "batches", "build_s"):
+    for name in (
+        "groups", "structural", "subgraphs", "is_profiled", "seen", "whole_models", "build_s",
+    ):  # fmt: skip
         assert getattr(found, name) == getattr(written, name)
     assert found.keep_build_s(9.0) == 0.5  # what was seen first decides
     assert found.seen_in("key", "units") == FULL_CACHE[1]
@@ -268,6 +278,7 @@ def test_with_groups_from_elsewhere_subgraphs_stay_known(tmp_path: Path) -> None
     written = filled(tmp_path / CACHE, {"model": "m"})
     found = SubgraphCache(tmp_path / CACHE, {"model": "m"}, told_by="a file")
     assert (found.groups, found.seen, found.subgraphs) == (None, {}, written.subgraphs)
+    assert found.whole_models == WholeModels(refused=("c", "b"))
 
 
 @pytest.mark.parametrize(

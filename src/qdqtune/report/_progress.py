@@ -68,7 +68,8 @@ def event_line(event: TuneEvent) -> str:
     """Format an event as a log line."""
     facts = _facts(event)
     also = f" ({', '.join(facts)})" if facts else ""
-    return message(f"[{duration(event.seconds)}] {event.stage}: {event.message}{also}")
+    text = f"[{duration(event.seconds)}] {event.stage}: {event.message}{also}"
+    return message(printable(text))  # a name with a line break in it begins no line
 
 
 def _facts(event: TuneEvent) -> list[str]:

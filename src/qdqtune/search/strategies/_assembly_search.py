@@ -112,9 +112,16 @@ class AssemblySearch(SteppedStrategy):
         self._observed: dict[State, ObservedCosts] = {}
         self._fixed: dict[int, bool] = {}
         self._failures = 0
-        # The expected gain that is worth a build, and how many batches may fail.
-        self._least_gain = _LEAST_CLEAR_GAIN if task.frugal else _LEAST_GAIN
-        self._most_failures = _MOST_COSTLY_FAILURES if task.frugal else _MOST_FAILURES
+
+    @property
+    def _least_gain(self) -> float:
+        """The expected gain that is worth a build."""
+        return _LEAST_CLEAR_GAIN if self._frugal else _LEAST_GAIN
+
+    @property
+    def _most_failures(self) -> int:
+        """How many batches may fail."""
+        return _MOST_COSTLY_FAILURES if self._frugal else _MOST_FAILURES
 
     @property
     def _usual_count(self) -> int:

@@ -327,7 +327,7 @@ def subgraph_problem(run: TuningRun, baseline: Baseline, calibration: Calibratio
             if is_slow and request.config.incremental_validation and _keeps_builds(run):
                 TimesInPlace(profiler).find(subgraphs, grouping.ruled)
             most = _most(run, is_slow=is_slow)
-            timed = _worth_timing(subgraphs, cache) if cache.in_place else subgraphs
+            timed = _worth_timing(subgraphs, cache) if cache.whole_models.in_place else subgraphs
             stopped = profiler.profile_all(timed, most, measure_float=not is_slow)
             _share(run, profiler)
             done = replace(
@@ -386,7 +386,7 @@ def _assembly_problem(
     space = Space(calibration.planner, choices.groups, units.shares)
     costs = costs_of(units.units, units.groups, inserter.base.index, units.plain)
     in_place: dict[State, ObservedCosts] = {}
-    for nodes, seen in cache.in_place:
+    for nodes, seen in cache.whole_models.in_place:
         known = [name for name in nodes if name in calibration.planner.units]
         whole = space.closed(space.nearest(calibration.planner.placement(known)))
         in_place[whole] = units.seen_in(seen, whole)
@@ -411,7 +411,7 @@ def _assembly_problem(
         space, seeds, limits, config.seed, choices=choices, costs=costs,
         alike=[frozenset(part) for part in alike.values()],
         incremental=config.incremental_validation, frugal=is_slow, told=_told(seeds, cache),
-        refused=frozenset(cache.refused),
+        refused=frozenset(cache.whole_models.refused),
     )  # fmt: skip
     strategy = make_strategy(task, config.strategy)
     strategy.observe(frozenset(), units.plain)

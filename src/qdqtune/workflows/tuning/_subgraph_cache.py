@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +50,23 @@ class SeenInPlace(NamedTuple):
     costs: ObservedCosts
 
 
+@dataclass
+class WholeModels:
+    """What was found out by building whole models.
+
+    Attributes:
+        in_place: Those that were built to see what their groups cost.
+        refused: Names of the ops that one could not be built with.
+        predictions: Predicted speedups, by what was compared, as they were before it was measured.
+        batches: The trials of phase 3 so far.
+    """
+
+    in_place: tuple[SeenInPlace, ...] = ()
+    refused: tuple[str, ...] = ()
+    predictions: Mapping[str, float] = field(default_factory=dict)
+    batches: tuple[Batch, ...] = ()
+
+
 class SubgraphCache:
     """The file and its contents.
 
@@ -70,11 +88,7 @@ class SubgraphCache:
         build_s: Seconds that the first build of the float model took.
         large_ms: Milliseconds of a large product, to tell which times can't be; 0 if it was not
             timed, None while unknown.
-        in_place: Whole models that were built to see what their groups cost.
-        refused: Names of the ops that a whole model could not be built with.
-        predictions: Predicted speedups of whole models, by what was compared, as they were before
-            they were measured.
-        batches: The trials of phase 3 so far.
+        whole_models: What else was found out by building whole models.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any], told_by: str = "") -> None:
@@ -86,10 +100,7 @@ class SubgraphCache:
         self.seen: dict[str, tuple[str, ObservedCosts]] = {}
         self.build_s: float | None = None
         self.large_ms: float | None = None
-        self.in_place: list[SeenInPlace] = []
-        self.refused: tuple[str, ...] = ()
-        self.predictions: dict[str, float] = {}
-        self.batches: list[Batch] = []
+        self.whole_models = WholeModels()
         self._told_by = told_by
         self._header = dict(header)
         self._details: dict[str, Any] = {}
@@ -138,28 +149,29 @@ class SubgraphCache:
 
     def keep_in_place(self, wholes: Sequence[SeenInPlace]) -> None:
         """Store what whole models told of their groups."""
-        self.in_place = list(wholes)
+        self.whole_models.in_place = tuple(wholes)
         self._write()
 
     def keep_refused(self, names: Iterable[str]) -> None:
         """Store ops that a whole model could not be built with."""
-        self.refused = tuple(dict.fromkeys((*self.refused, *names)))
+        self.whole_models.refused = tuple(dict.fromkeys((*self.whole_models.refused, *names)))
         self._write()
 
     def keep_predictions(self, predictions: Mapping[str, float]) -> None:
         """Store what is predicted of whole models that are about to be measured."""
-        new = {name: predictions[name] for name in predictions if name not in self.predictions}
-        if new:
-            self.predictions |= new
+        known = self.whole_models.predictions
+        if not predictions.keys() <= known.keys():
+            self.whole_models.predictions = {**predictions, **known}
             self._write()
 
     def keep_batches(self, batches: Sequence[Batch]) -> None:
         """Store the trials so far."""
-        if list(batches) != self.batches:
-            self.batches = list(batches)
+        if tuple(batches) != self.whole_models.batches:
+            self.whole_models.batches = tuple(batches)
             self._write()
 
     def _write(self) -> None:
+        whole = self.whole_models
         body = {
             "kind": KIND,
             "schema": SCHEMA,
@@ -177,9 +189,9 @@ class SubgraphCache:
             "phase_2": {
                 "complete": self.is_profiled,
                 "large_ms": self.large_ms,
-                "refused": list(self.refused),
+                "refused": list(whole.refused),
                 "in_place": [
-                    {"nodes": list(nodes), **json_form(costs)} for nodes, costs in self.in_place
+                    {"nodes": list(nodes), **json_form(costs)} for nodes, costs in whole.in_place
                 ],
                 "pieces": [
                     {**times.to_dict(), "details": self._details.get(key, {})}
@@ -187,8 +199,8 @@ class SubgraphCache:
                 ],
             },
             "phase_3": {
-                "predicted": self.predictions,
-                "batches": [batch.to_dict() for batch in self.batches],
+                "predicted": dict(whole.predictions),
+                "batches": [batch.to_dict() for batch in whole.batches],
                 "seen": {
                     key: {"units": meant, **json_form(seen)}
                     for key, (meant, seen) in self.seen.items()
@@ -229,11 +241,12 @@ class SubgraphCache:
             "build_s": None if body["build_s"] is None else checked_ms(body["build_s"]),
             "large_ms": None if (ms := second.get("large_ms")) is None else checked_ms(ms),
             "subgraphs": {each.key: each for each in times},
-            "refused": tuple(map(str, second.get("refused", ()))),
             "_details": details,
         }
+        refused = tuple(map(str, second.get("refused", ())))
         if first["told_by"] != self._told_by:
-            return known  # other groups, so the observed costs mean nothing
+            # Other groups, so the observed costs mean nothing.
+            return known | {"whole_models": WholeModels(refused=refused)}
         groups = [
             TimedGroup(tuple(map(str, g["nodes"])), checked_ms(g["ms"]), str(g.get("part", "")))
             for g in first["groups"]
@@ -242,12 +255,15 @@ class SubgraphCache:
             "structural": int(first["structural"]),
             "groups": groups or None,
             "is_profiled": bool(second["complete"]),
-            "in_place": [
-                SeenInPlace(tuple(map(str, each["nodes"])), _seen_from_dict(each))
-                for each in second.get("in_place", ())
-            ],
-            "predictions": {str(k): float(v) for k, v in third.get("predicted", {}).items()},
-            "batches": [Batch.from_dict(each) for each in third["batches"]],
+            "whole_models": WholeModels(
+                tuple(
+                    SeenInPlace(tuple(map(str, each["nodes"])), _seen_from_dict(each))
+                    for each in second.get("in_place", ())
+                ),
+                refused,
+                {str(key): checked_ms(value) for key, value in third.get("predicted", {}).items()},
+                tuple(map(Batch.from_dict, third["batches"])),
+            ),
             "seen": {
                 key: (str(each["units"]), _seen_from_dict(each))
                 for key, each in third["seen"].items()

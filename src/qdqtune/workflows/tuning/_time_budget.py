@@ -133,10 +133,18 @@ PRESETS: dict[str, Preset] = {
 
 
 class _OpeningTimes(NamedTuple):
-    """Seconds to open a model for the first time, and again."""
+    """Seconds to open a model for the first time, and again; and those that candidates took."""
 
     first: float = 0.0
     again: float = 0.0
+    candidates: tuple[float, ...] = ()
+
+    @property
+    def candidate(self) -> float:
+        """Seconds for a candidate: as long as those before, or as the float model."""
+        if not self.candidates:
+            return self.first
+        return max(self.candidates[-1], statistics.fmean(self.candidates))
 
 
 class TimeBudget:
@@ -169,7 +177,6 @@ class TimeBudget:
         self._opening_s = _OpeningTimes()
         self._latency_s = 0.0
         self._slower = 1.0
-        self._builds_s: list[float] = []
 
     def saw_baseline(self, build_s: float, latency_ms: float, again_s: float | None = None) -> None:
         """Record what the float model takes.
@@ -180,13 +187,15 @@ class TimeBudget:
             again_s: Seconds to open it when it was built before; None if it is built again then.
         """
         build_s = max(self._opening_s.first, build_s)
-        self._opening_s = _OpeningTimes(build_s, build_s if again_s is None else again_s)
+        again_s = build_s if again_s is None else again_s
+        self._opening_s = self._opening_s._replace(first=build_s, again=again_s)
         self._latency_s = latency_ms / 1000.0
 
     def saw_build(self, build_s: float) -> None:
         """Record what a candidate took to build: the first build of a process may take longer."""
         if build_s > _MOST_FOR_OPENING * self._opening_s.again:
-            self._builds_s.append(build_s)
+            candidates = (*self._opening_s.candidates, build_s)
+            self._opening_s = self._opening_s._replace(candidates=candidates)
 
     def saw_accuracy(self, measure: str, seconds: float) -> None:
         """Record the duration of an accuracy measurement of some kind."""
@@ -365,10 +374,8 @@ class TimeBudget:
 
     @property
     def candidate_s(self) -> float:
-        """Seconds to build a candidate: as long as those before, or as the float model."""
-        if not self._builds_s:
-            return self._opening_s.first
-        return max(self._builds_s[-1], statistics.fmean(self._builds_s))
+        """Seconds to build a candidate."""
+        return self._opening_s.candidate
 
     def _shortest_s(self, candidates: int) -> float:
         """Return the seconds for the fewest rounds that allow a conclusion."""
