@@ -11,13 +11,14 @@ don't tell is timed alone.
 
 from __future__ import annotations
 
-import bisect
 import logging
 import math
 import statistics
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from qdqtune.engines import _registry as registry
 from qdqtune.engines._pool import Job
@@ -244,16 +245,11 @@ class _ConversionCosts:
 
     def _guess(self, tensor: str) -> float:
         """What converting a tensor should cost: a part of it is the same for every size."""
-        size, known = self._size(tensor), list(self._known.items())
-        if not known:
+        if not self._known:
             return 0.0
-        (last, most), place = known[-1], bisect.bisect_left([each for each, _ in known], size)
-        if place == len(known):
-            return most * size / last
-        if place == 0:
-            return known[0][1]
-        (before, less), (after, more) = known[place - 1], known[place]
-        return less + (more - less) * (size - before) / (after - before)
+        size, sizes = self._size(tensor), list(self._known)
+        beyond = max(1.0, size / sizes[-1])
+        return beyond * float(np.interp(size, sizes, list(self._known.values())))
 
     def of(self, scheme: Scheme, subgraph: Subgraph) -> tuple[float, ...]:
         """Return the milliseconds at each input and at each output, as `SchemeTimes` has them.
