@@ -106,6 +106,7 @@ class Dialect:
             their weights is quantized.
         unfused_sums: Whether an Add before a layer normalization may gain as a Sum, which the
             engine does not fuse with it.
+        writes_either: Whether integer kernels write integers or floats, either at no cost.
     """
 
     name: str
@@ -123,6 +124,7 @@ class Dialect:
     dynamic: frozenset[str] = frozenset()
     dynamic_by_engine: frozenset[str] = frozenset()
     unfused_sums: bool = False
+    writes_either: bool = False
 
     @property
     def asks_for_shapes(self) -> bool:

@@ -48,6 +48,7 @@ TENSORRT = Dialect(
     summary="TensorRT 10 and later: symmetric int8 or fp8, weights stored quantized, float biases",
     formats={"int8": _INT8_FORMAT, "fp8": _FLOAT8_FORMAT},
     rules=_RULES_10,
+    writes_either=True,
 )
 
 TENSORRT_8 = Dialect(
@@ -56,4 +57,5 @@ TENSORRT_8 = Dialect(
     formats={"int8": _INT8_FORMAT},
     rules=_RULES_8,
     stored_weights=False,
+    writes_either=True,
 )

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from qdqtune.calibration._random_inputs import random_inputs
-from qdqtune.engines import _registry as registry
 from qdqtune.engines._options import MAX, MIN, Shapes
 from qdqtune.engines.layers._latency import shares_of_latency
 from qdqtune.graph._atomic_files import sha256_of
@@ -324,7 +323,8 @@ def subgraph_problem(run: TuningRun, baseline: Baseline, calibration: Calibratio
             profiler = SubgraphProfiler(
                 run, cache, calibration.inserter, planner, index, dims, ranges
             )
-            if is_slow and request.config.incremental_validation and _keeps_builds(run):
+            may_try = request.config.incremental_validation
+            if is_slow and may_try and request.dialect.writes_either:
                 TimesInPlace(profiler).find(subgraphs, grouping.ruled)
             most = _most(run, is_slow=is_slow)
             timed = _worth_timing(subgraphs, cache) if cache.whole_models.in_place else subgraphs
@@ -350,11 +350,6 @@ def subgraph_problem(run: TuningRun, baseline: Baseline, calibration: Calibratio
         space = Space(planner, (), {})
         done = replace(done, stopped=INTERRUPTED)
         return SearchProblem(space, make_strategy(SearchTask(space)), {}, done)
-
-
-def _keeps_builds(run: TuningRun) -> bool:
-    """Whether the engine builds models, and need not build one again to time it."""
-    return registry.entry(run.request.engine).keeps_builds
 
 
 def _share(run: TuningRun, profiler: SubgraphProfiler) -> None:
