@@ -182,8 +182,6 @@ _SLOW_BUILD_S = 10.0
 _LEAST_SHARE = 0.02
 # With less of the latency in subgraphs that were timed, the rules are tried before the assembly.
 _MUCH_TIMED = 0.5
-
-
 _OPAQUE = (
     "the engine compiles most of the model as one layer, so nothing is known of its parts: only "
     "whole-model placements are compared"
@@ -227,7 +225,7 @@ class Units:
             found |= dict.fromkeys(names, share / max(1, len(names)))
         return found
 
-    def seen_in(self, costs: ObservedCosts, state: State) -> ObservedCosts:
+    def by_unit(self, costs: ObservedCosts, state: State) -> ObservedCosts:
         """Return what a choice was seen to cost, by units instead of groups."""
         of_units = {number: costs.unit_ms[unit.group] for number, unit in enumerate(self.units)
                     if unit.group in costs.unit_ms}  # fmt: skip
@@ -384,7 +382,7 @@ def _assembly_problem(
     for nodes, seen in cache.whole_models.in_place:
         known = [name for name in nodes if name in calibration.planner.units]
         whole = space.closed(space.nearest(calibration.planner.placement(known)))
-        in_place[whole] = units.seen_in(seen, whole)
+        in_place[whole] = units.by_unit(seen, whole)
     costs = refined(costs, list(in_place.values()))
 
     def closed(state: State) -> State:
