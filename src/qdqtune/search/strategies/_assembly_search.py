@@ -252,17 +252,21 @@ class AssemblySearch(SteppedStrategy):
     def _refine(self) -> Steps:
         """Go to the cheapest assembly by the costs as they are known, as long as it is faster."""
         while self._room > 1 and self._failures < self._most_failures:
-            costs, now = self._now(), self._units(self.best)
-            target = assemble_closed(costs, self._closed, self._fixed)
-            parts = [part & (now ^ target) for part in self._alike]
-            flips = self._by_gain(costs, now, [part for part in parts if part])
-            target = now ^ NOTHING.union(*flips)
-            if not flips or gain_of(costs, target, now) < self._least_gain:
+            flips, gain = self._to_cheapest(self._now())
+            if not flips or gain < self._least_gain:
                 return
             before = self.best
             yield from self._take_or_halve(flips)
             if self.best == before:
                 return
+
+    def _to_cheapest(self, costs: Costs) -> tuple[list[State], float]:
+        """Flips that lead to the cheapest assembly, as `_by_gain` has them, and what they gain."""
+        now = self._units(self.best)
+        target = assemble_closed(costs, self._closed, self._fixed)
+        parts = [part & (now ^ target) for part in self._alike]
+        flips = self._by_gain(costs, now, [part for part in parts if part])
+        return flips, gain_of(costs, now ^ NOTHING.union(*flips), now)
 
     def _by_gain(self, costs: Costs, now: State, flips: Iterable[State]) -> list[State]:
         """Flips with the largest expected gain first."""
@@ -366,10 +370,8 @@ class AssemblySearch(SteppedStrategy):
         """The cheapest choice if its costs were as wrong as they may be, or else the likeliest."""
         costs, now = self._now(), self._units(self.best)
         hoped = self._hoped(costs, now)
-        target = assemble_closed(hoped, self._closed, self._fixed)
-        parts = [part & (now ^ target) for part in self._alike]
-        flips = self._by_gain(hoped, now, [part for part in parts if part])
-        if gain_of(hoped, now ^ NOTHING.union(*flips), now) < self._least_gain:
+        flips, gain = self._to_cheapest(hoped)
+        if gain < self._least_gain:
             flips = self._cheap_flips(costs, hoped, now)
         for count in range(len(flips), 0, -1):
             state = self._to(now ^ NOTHING.union(*flips[:count]))
@@ -405,9 +407,7 @@ class AssemblySearch(SteppedStrategy):
         def hoped(unit: int, number: int | None, ms: float | None) -> float | None:
             if ms is None or form_in(now, unit, count) == number:
                 return ms
-            seen = sum(form_in(each.quantized, unit, count) == number
-                       for each in self._observed.values())  # fmt: skip
-            return ms * (1.0 - self._error(unit, number) / max(1, seen))
+            return ms * (1.0 - self._error(unit, number) / max(1, self._times_seen(unit, number)))
 
         return replace(
             costs,
@@ -457,10 +457,13 @@ class AssemblySearch(SteppedStrategy):
 
     def _error(self, unit: int, form: int | None) -> float:
         """How wrong the costs may be about a unit in the form that a number stands for."""
+        return _ERROR_SEEN if self._times_seen(unit, form) else _ERROR_GUESSED
+
+    def _times_seen(self, unit: int, form: int | None) -> int:
+        """In how many whole models a unit was seen in the form that a number stands for."""
         count = len(self._costs.float_ms)
         seen = (form_in(each.quantized, unit, count) for each in self._observed.values())
-        is_seen = form in seen
-        return _ERROR_SEEN if is_seen else _ERROR_GUESSED
+        return sum(each == form for each in seen)
 
     def _is_taken(self, stage: str, state: State, score: Score) -> bool:
         """Let a choice be the incumbent, if it is probably better."""

@@ -6,14 +6,15 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from qdqtune.engines.layers._mapper import nodes_of_layers
 from qdqtune.graph._index import GraphIndex
-from qdqtune.graph._op_classes import DEQUANTIZE, QDQ_OPS, QUANTIZE
+from qdqtune.graph._op_classes import DEQUANTIZE, QDQ_OPS, QUANTIZE, uses_behind
+from qdqtune.graph._weights import value_behind
 from qdqtune.qdq._dynamic import find_dynamic_ops
 from qdqtune.records._layers import BETWEEN, MappedLayer
 from qdqtune.records._measurement import LayerTime
@@ -105,15 +106,11 @@ def _unit_around(index: GraphIndex, tensor: str, unit_of: Mapping[str, int]) -> 
     """The unit that makes a tensor and alone reads it; None if there is none."""
     value = index.value.get(tensor)
     maker = value.producer() if value is not None else None
-    unit = unit_of.get(maker.name or "") if maker is not None else None
-    waiting = [reader for reader, _ in value.uses()] if value is not None else []
-    while unit is not None and waiting:
-        reader = waiting.pop()
-        if reader.op_type in QDQ_OPS:
-            waiting += [each for each, _ in reader.outputs[0].uses()]
-        elif unit_of.get(reader.name or "") != unit:
-            return None
-    return unit
+    if value is None or maker is None:
+        return None
+    unit, readers = unit_of.get(maker.name or ""), uses_behind(value, *QDQ_OPS)
+    others = {unit_of.get(each.name or "") for each, _ in readers if each.op_type not in QDQ_OPS}
+    return unit if others <= {unit} else None
 
 
 def _homes(index: GraphIndex, unit_of: Mapping[str, int]) -> dict[str, set[int]]:
@@ -169,21 +166,20 @@ class _Copies:
         Both are empty if they are not: it belongs to the kernel that it serves.
         """
         read = self._read.get(layer.name, ())
-        value = self._index.value.get(read[0]) if len(read) == 1 else None
+        copied = self._index.value.get(read[0]) if len(read) == 1 else None
+        value = value_behind(copied, *QDQ_OPS)
         if value is None or QDQ_OPS.issuperset(layer.node_types):
             return "", ""
-        while (node := value.producer()) is not None and node.op_type in QDQ_OPS:
-            value = node.inputs[0]
-            if value is None:
-                return "", ""
-        served = {self._unit_of.get(name) for name in layer.nodes}
-        is_read_quantized = not self._quantized.isdisjoint(served)
-        is_made_quantized = node is not None and self._unit_of.get(node.name or "") in (
-            self._quantized
-        )
+        maker = value.producer()
+        is_read_quantized = self._any_quantized(layer.nodes)
+        is_made_quantized = maker is not None and self._any_quantized([maker.name or ""])
         if is_read_quantized == is_made_quantized:
             return "", ""
         return QUANTIZE if is_read_quantized else DEQUANTIZE, _given_name(self._index, value)
+
+    def _any_quantized(self, names: Iterable[str]) -> bool:
+        """Whether anything is quantized in the unit of one of these nodes."""
+        return any(self._unit_of.get(name) in self._quantized for name in names)
 
     def _is_converted(self, value: ir.Value | None) -> bool:
         """Whether a value is an activation that was quantized."""

@@ -172,8 +172,8 @@ def _prior(run: TuningRun, grouping: Grouping) -> Prior | None:
 
 
 RAW = "raw"
-NOT_TRIED = STATIC_BLANKETS[1:]
-"""Whole-model choices of `seeds_of` that are tried last where builds take long, and else not."""
+LESSER_BLANKETS = STATIC_BLANKETS[1:]
+"""Whole-model choices that subgraph mode tries last, and only where builds take long."""
 
 # Where a model takes longer to build, builds are saved: what a subgraph costs as float is what it
 # was seen to cost in the float model, and only gains that are worth a build are tried.
@@ -383,15 +383,16 @@ def _assembly_problem(
         known = [name for name in nodes if name in calibration.planner.units]
         whole = space.closed(space.nearest(calibration.planner.placement(known)))
         in_place[whole] = units.by_unit(seen, whole)
-    costs = refined(costs, list(in_place.values()))
+    known_costs = refined(costs, list(in_place.values()))
 
     def closed(state: State) -> State:
         return choices.units(space.closed(choices.state(state)))
 
-    raw = choices.state(assemble_closed(costs, closed))
-    others = _seeds(run, calibration, space, is_slow=is_slow)
-    others = others if config.incremental_validation else {}
-    seeds = _likeliest_first({RAW: raw, **others}, timed)
+    raw = choices.state(assemble_closed(known_costs, closed))
+    seeds = {RAW: raw}
+    if config.incremental_validation:
+        seeds |= _seeds(run, calibration, space, is_slow=is_slow)
+    seeds = _likeliest_first(seeds, timed)
     _write_raw(run, inserter, space.placement(raw))
     alike: dict[int, set[int]] = {}
     for number, unit in enumerate(units.units):
@@ -429,19 +430,17 @@ def _told(seeds: Mapping[str, State], cache: SubgraphCache) -> frozenset[State]:
 
 def _worth_timing(subgraphs: Sequence[Subgraph], cache: SubgraphCache) -> list[Subgraph]:
     """Return the subgraphs that whole models told of, and others that take enough of the time."""
-    assert cache.groups is not None
-    least_ms = _LEAST_SHARE * sum(group.ms for group in cache.groups)
+    least_ms = _LEAST_SHARE * cache.spent_ms(range(len(cache.groups or ())))
     return [
         each
         for each in subgraphs
-        if each.key in cache.subgraphs or sum(cache.groups[n].ms for n in each.groups) >= least_ms
+        if each.key in cache.subgraphs or cache.spent_ms(each.groups) >= least_ms
     ]
 
 
 def _timed_share(subgraphs: Sequence[Subgraph], cache: SubgraphCache) -> float:
     """The part of the latency of what can be quantized that is in subgraphs that were timed."""
-    assert cache.groups is not None
-    spent = {each.key: sum(cache.groups[n].ms for n in each.groups) for each in subgraphs}
+    spent = {each.key: cache.spent_ms(each.groups) for each in subgraphs}
     known = sum(ms for key, ms in spent.items() if key in cache.subgraphs)
     return known / sum(spent.values()) if any(spent.values()) else 1.0
 
@@ -488,8 +487,8 @@ def _seeds(
     grouping = calibration.grouping
     found = seeds_of(space, run.given, grouping, _prior(run, grouping))
     weights = space.in_form(Form.WEIGHTS)
-    last = NOT_TRIED if is_slow else ()
-    names = (*(name for name in found if name not in NOT_TRIED), *last)
+    last = LESSER_BLANKETS if is_slow else ()
+    names = (*(name for name in found if name not in LESSER_BLANKETS), *last)
     return {name: found[name] - weights for name in names if name in found}
 
 

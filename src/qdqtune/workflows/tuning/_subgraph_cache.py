@@ -106,6 +106,16 @@ class SubgraphCache:
         self._details: dict[str, Any] = {}
         self._read()
 
+    @property
+    def home_of(self) -> dict[str, int]:
+        """The number of the group that each node is in."""
+        return {name: n for n, group in enumerate(self.groups or ()) for name in group.nodes}
+
+    def spent_ms(self, numbers: Iterable[int]) -> float:
+        """Return the milliseconds that some groups take in the float model, together."""
+        assert self.groups is not None
+        return sum(self.groups[number].ms for number in numbers)
+
     def keep_groups(self, groups: Sequence[TimedGroup], structural: int) -> None:
         """Store the fusion groups."""
         self.groups, self.structural = list(groups), structural

@@ -462,8 +462,7 @@ class SubgraphProfiler:
         return tuple(1 if dim is None else dim for dim in self.index.shape(tensor) or ())
 
     def _share_ms(self, subgraph: Subgraph) -> float:
-        assert self.cache.groups is not None
-        return sum(self.cache.groups[number].ms for number in subgraph.groups)
+        return self.cache.spent_ms(subgraph.groups)
 
     def _shares_layer(self, subgraph: Subgraph) -> bool:
         assert self.cache.groups is not None

@@ -29,7 +29,7 @@ from qdqtune.records._placement import Edge, Placement
 from qdqtune.records._tuning import IN_PLACE, SchemeTimes, SubgraphTimes
 from qdqtune.report._formatting import counted
 from qdqtune.search.strategies._strategy import Effort
-from qdqtune.search.subgraphs._observed_costs import ObservedCosts, look_at
+from qdqtune.search.subgraphs._observed_costs import look_at
 from qdqtune.search.subgraphs._quantizable_groups import FULL, Scheme, Subgraph
 from qdqtune.workflows.tuning._subgraph_cache import SeenInPlace
 from qdqtune.workflows.tuning._subgraph_profiler import SubgraphProfiler, told_form
@@ -50,17 +50,12 @@ class _Whole:
     Attributes:
         edges: What reads a quantized value in it.
         kernels: Names of its integer kernels.
-        seen: Where its time goes.
+        seen: Where its time goes, by fusion group.
     """
 
     edges: frozenset[Edge]
     kernels: frozenset[str]
     seen: SeenInPlace
-
-    @property
-    def costs(self) -> ObservedCosts:
-        """The costs of fusion groups."""
-        return self.seen.costs
 
 
 class TimesInPlace:
@@ -163,8 +158,7 @@ class TimesInPlace:
     ) -> _Whole:
         with self._lock:
             index = GraphIndex(self._inserter.model(placement))
-        groups = self._cache.groups or ()
-        homes = {name: number for number, group in enumerate(groups) for name in group.nodes}
+        groups, homes = self._cache.groups or (), self._cache.home_of
         weights = [group.ms for group in groups]
         compiled = {number for number, group in enumerate(groups) if group.part}
         kernels = self._planner.quantized(placement)
@@ -183,7 +177,7 @@ class TimesInPlace:
         forms = [told_form(float_ms, subgraph.content)]
         for scheme in subgraph.schemes:
             found = [
-                whole.costs.unit_ms.get(group, 0.0)
+                whole.seen.costs.unit_ms.get(group, 0.0)
                 for whole in wholes
                 for group in self._groups_with(scheme, subgraph, whole)
             ]
@@ -222,16 +216,15 @@ class _ConversionCosts:
         self, profiler: SubgraphProfiler, wholes: Sequence[_Whole], subgraphs: Sequence[Subgraph]
     ) -> None:
         self._profiler, self._planner = profiler, profiler.planner
-        groups = enumerate(profiler.cache.groups or ())
-        self._homes = {name: number for number, group in groups for name in group.nodes}
+        self._homes = profiler.cache.home_of
         self._quantize_ms: dict[str, float] = {}
         self._dequantize_ms: dict[str, float] = {}
         for whole in reversed(wholes):  # the first is the last word
             converted = {edge.tensor for edge in whole.edges}
             fused = {self._homes.get(name, -1) for name in whole.kernels}
             made = (tensor for tensor in converted if not self._is_made_by(fused, tensor))
-            self._quantize_ms |= dict.fromkeys(made, 0.0) | dict(whole.costs.quantize_ms)
-            self._dequantize_ms |= whole.costs.dequantize_ms
+            self._quantize_ms |= dict.fromkeys(made, 0.0) | dict(whole.seen.costs.quantize_ms)
+            self._dequantize_ms |= whole.seen.costs.dequantize_ms
         sizes: dict[int, list[float]] = {}
         for tensor, ms in (*self._quantize_ms.items(), *self._dequantize_ms.items()):
             if ms:

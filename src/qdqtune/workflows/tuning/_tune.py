@@ -71,7 +71,12 @@ from qdqtune.workflows.tuning._finalists import Finalists, Finalized
 from qdqtune.workflows.tuning._finalize import Finalizer
 from qdqtune.workflows.tuning._folder import SUBGRAPHS, RunFolder
 from qdqtune.workflows.tuning._layer_groups import check_mentions
-from qdqtune.workflows.tuning._modes import NOT_TRIED, Preparation, region_problem, subgraph_problem
+from qdqtune.workflows.tuning._modes import (
+    LESSER_BLANKETS,
+    Preparation,
+    region_problem,
+    subgraph_problem,
+)
 from qdqtune.workflows.tuning._preflight import AS_GIVEN, estimate_time, find_choices, seeds_of
 from qdqtune.workflows.tuning._report_details import (
     DetailsGatherer,
@@ -242,7 +247,7 @@ def plan_tune(model: Path, config: TuneConfig) -> TunePlan:
         limits = request.preset.limits(len(grouping.groups), grouping.patterns, most)
         benchmarks = limits.benchmarks
         if config.workflow == SUBGRAPH:
-            seeds = {label: seeds[label] for label in seeds if label not in NOT_TRIED}
+            seeds = {label: seeds[label] for label in seeds if label not in LESSER_BLANKETS}
             benchmarks = request.preset.assemblies if most is None else most
         reporter.tell("engine", f"timing the model once with {registry.title(request.engine)}")
         left_s = math.inf if config.budget_s is None else config.budget_s
