@@ -65,6 +65,18 @@ def test_a_saved_placement_gives_the_same_file(small_resnet: Path, tmp_path: Pat
     assert first.read_bytes() == second.read_bytes()
 
 
+def test_the_empty_placement_of_a_run_that_kept_the_float_model_inserts_nothing(
+    small_resnet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    placed, out = tmp_path / "placement.json", tmp_path / "out.onnx"
+    placed.write_text(Placement().to_json(fingerprint(load_model(small_resnet))))
+    arguments = ["insert", str(small_resnet), "--placement", str(placed), "-o", str(out)]
+    assert main(arguments) == 0
+    assert "no Q/DQ is inserted" in capsys.readouterr().err
+    assert not read(load_model(out)).placement
+    assert main([*arguments, "--force", "--ops", "Relu"]) == 2  # that is a mistake
+
+
 def test_insert_as_json(
     small_resnet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

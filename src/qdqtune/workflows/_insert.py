@@ -172,6 +172,12 @@ class _Insertion:
                 selection = translate(index, self.dialect, config.quant_type, placement)
         if selection.placement:
             return selection
+        if config.placement is not None and not any(named):
+            _logger.warning(
+                "%s is empty, as a run that keeps the float model writes it: no Q/DQ is inserted",
+                config.placement,
+            )
+            return selection
         reasons = "; ".join(sorted(set(selection.left_float.values())))
         hint = "Activations such as Relu are quantized as a part of the op before them."
         if config.dynamic:
