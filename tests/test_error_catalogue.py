@@ -307,7 +307,7 @@ REQUESTS: dict[str, tuple[str, int]] = {
     "The folder": ("insert {model} -o {folder}/no/out.onnx --ops MatMul", 1),
     "has no Q/DQ pairs": ("strip {model} -o {out}", 1),
     "every node of it stays float": ("export {model} --exclusion_list nncf", 1),
-    "has no DequantizeLinear": ("compare {model} {model}", 2),
+    "has no DequantizeLinear": ("compare {alien} {model}", 2),
     "have no output and no quantized op in common": ("compare {model} {alien}", 2),
     "has no kernels that could compute": ("compare {model} {alien} --engine simulated", 1),
     "takes other inputs": ("bench {model} {other}", 2),

@@ -13,6 +13,7 @@ import pytest
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 
 import qdqtune
+from qdqtune._command_configs import ConvertConfig
 from qdqtune.calibration._output_error import SignalToNoise
 from qdqtune.graph._files import load_model
 from qdqtune.records._accuracy import ErrorReport
@@ -20,6 +21,7 @@ from qdqtune.records._errors import EngineError, UsageError
 from qdqtune.records._inputs import InputRequest
 from qdqtune.records._ranges import CalibrationSource
 from qdqtune.report._bench import error_text
+from qdqtune.workflows._convert import convert_model
 from qdqtune.workflows._insert import insert
 from tests.conftest import model_from_text
 
@@ -167,8 +169,6 @@ def test_what_does_not_go_together(files: tuple[Path, Path], tmp_path: Path) -> 
     with pytest.raises(UsageError, match="no DequantizeLinear") as caught:
         qdqtune.compare(quantized, original)
     assert caught.value.hint == "Name the float model first."
-    with pytest.raises(UsageError, match="no DequantizeLinear"):
-        qdqtune.compare(original, original)
     wider = many()
     wider.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 9
     with pytest.raises(UsageError, match="takes other inputs"):
@@ -178,6 +178,20 @@ def test_what_does_not_go_together(files: tuple[Path, Path], tmp_path: Path) -> 
         qdqtune.compare(other, quantized)
     with pytest.raises(EngineError, match="no kernels"):
         qdqtune.compare(original, quantized, engine="simulated")
+
+
+def test_of_two_float_models_outputs_are_compared(
+    tmp_path: Path, rows: np.ndarray, caplog: pytest.LogCaptureFixture
+) -> None:
+    original, half = tmp_path / "float.onnx", tmp_path / "half.onnx"
+    onnx.save(many(), original)
+    convert_model(original, half, ConvertConfig(to="fp16"))
+    report = qdqtune.compare(original, half, data=rows)
+    error = report.outputs[0].error
+    assert error is not None
+    assert 30 < error.sqnr_db < 90
+    assert report.layers == ()
+    assert "only outputs are compared" in caplog.text
 
 
 def test_a_model_that_does_not_run_is_named() -> None:

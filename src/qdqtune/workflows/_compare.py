@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -40,6 +41,8 @@ from qdqtune.workflows._bench import common_request, engine_info, signature
 from qdqtune.workflows._progress_reporter import ProgressReporter
 from qdqtune.workflows._source_model import float32_twin, has_types
 
+_logger = logging.getLogger(__name__)
+
 _OTHER_INPUTS = "Feed it with what it gets in use; of open dims, not all sizes may be possible."
 _RANDOM_SAMPLES = 8
 _ROUNDS = {Wiring.OWN: "error of each op alone", Wiring.ACCUMULATED: "accumulated error"}
@@ -56,7 +59,8 @@ def compare(float_model: AnyModel, quantized_model: AnyModel, config: CompareCon
 
     Args:
         float_model: A path, a proto or an `onnx_ir.Model`; one in memory is not changed.
-        quantized_model: A Q/DQ version of it, from any tool.
+        quantized_model: A Q/DQ version of it, from any tool; of a float version, only outputs are
+            compared.
         config: The settings; any of its fields can be given as a keyword instead.
 
     Raises:
@@ -154,13 +158,16 @@ def _check_roles(original: _Opened, quantized: _Opened) -> None:
         nodes = (node for graph in model.graphs() for node in graph)
         return any(is_op(node, DEQUANTIZE) for node in nodes) or any(find_dynamic_ops(model.graph))
 
-    if not is_quantized(quantized.model):
-        swapped = is_quantized(original.model)
+    if is_quantized(quantized.model):
+        return
+    if is_quantized(original.model):
         raise UsageError(
-            f"{quantized.name} has no DequantizeLinear and no dynamic op: it is not a quantized "
-            "model in Q/DQ form.",
-            "Name the float model first." if swapped else "Make one: qdqtune insert, or tune.",
+            f"{quantized.name} has no DequantizeLinear and no dynamic op, and {original.name} has.",
+            "Name the float model first.",
         )
+    _logger.warning(
+        "%s has no DequantizeLinear and no dynamic op: only outputs are compared", quantized.name
+    )
 
 
 def _samples(
