@@ -121,6 +121,30 @@ def test_what_the_model_lacks_is_not_found_and_a_name_starts_anew() -> None:
     assert (found["b"], found["c"]) == (Match("b"), Match("y"))
 
 
+def test_several_ops_compute_what_one_did() -> None:
+    """As ONNX Runtime writes a HardSwish, for which it has no kernel."""
+    found = matched(
+        f"{ROWS} {{ a = MatMul(x, w) h = HardSwish(a) y = MatMul(h, w) }}",
+        f"{ROWS} {{ b = MatMul(x, w) s = HardSigmoid(b) h = Mul(b, s) y = MatMul(h, w) }}",
+        w=SQUARE,
+    )
+    assert found.tensors["h"] == Match("h")
+    assert "s" not in found.tensors
+    assert found.nodes["n1"] == found.nodes["n2"] == "n1"
+    for edge in (Edge("b", "n1", 0), Edge("b", "n2", 0)):
+        assert found.readers(edge) == [Edge("a", "n1", 0)]
+    assert found.readers(Edge("h", "n3", 0)) == [Edge("h", "n2", 0)]
+
+
+def test_another_op_of_the_same_name_is_not_the_same() -> None:
+    found = matched(
+        f"{ROWS} {{ h = HardSwish(x) y = MatMul(h, w) }}",
+        f"{ROWS} {{ h = Exp(x) y = MatMul(h, w) }}",
+        w=SQUARE,
+    )
+    assert "h" not in found.tensors
+
+
 @settings(deadline=None, max_examples=30)
 @given(model=small_models(), seed=st.integers(0, 99))
 def test_all_of_a_renamed_model_is_found(model: onnx.ModelProto, seed: int) -> None:

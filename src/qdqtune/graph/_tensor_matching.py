@@ -3,7 +3,7 @@
 Another tool may have renamed tensors, folded or fused ops, left activations out, or added nodes.
 From the inputs on, an op is found as a reader of what its own inputs were found to be. Where
 several ops fit, names and weights decide; where none does, the op was added or had been absorbed by
-the one before it, or a name that both forms have starts anew.
+the one before it, a name that both forms have starts anew, or several ops compute what one did.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class _Matcher:
             own = self._own_op(node, reads)
             if own is not None:
                 self._take(node, own)
-            elif not self._by_name(node, self._named):
+            elif not self._by_name(node, self._named) and not self._in_parts(node):
                 self._pass_on(node, reads)
 
     def _match_inputs(self) -> None:
@@ -200,6 +200,33 @@ class _Matcher:
                 self._used.add(maker.name or "")
             is_found = True
         return is_found
+
+    def _in_parts(self, last: ir.Node) -> bool:
+        """Match ops that compute together what one of the model does, such as a HardSwish.
+
+        They are known by what they read, which is found, and by the name of their result.
+        """
+        name = last.outputs[0].name or ""
+        own = self._own.value[name].producer() if name in self._own.value else None
+        if own is None or own.name in self._used:
+            return False
+        parts, sources = [last], set[str]()
+        for part in parts:
+            for _, source in self._operands(part):
+                before = self._other.value[source].producer()
+                if source in self.found:
+                    sources.add(self.found[source].tensor)
+                elif before is None or before.name in self.nodes:
+                    return False
+                elif before not in parts:
+                    parts.append(before)
+        reads = {value.name for value in own.inputs if value is not None and not _constant(value)}
+        if len(parts) == 1 or sources != reads:
+            return False
+        self.found[name] = Match(name)
+        self.nodes |= {part.name or "": own.name or "" for part in parts}
+        self._used.add(own.name or "")
+        return True
 
     def _pass_on(self, node: ir.Node, reads: list[tuple[int, str]]) -> None:
         """Let the result of an op that the model doesn't have stand for what it reads."""

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from qdqtune.calibration._layer_errors_pairs import Pairing
 from qdqtune.graph._index import GraphIndex
 from qdqtune.graph._op_classes import DEQUANTIZE, WEIGHTED_OPS, is_op
-from qdqtune.graph._tensor_matching import Match, match_tensors
+from qdqtune.graph._tensor_matching import Match, Matching, match_tensors
 from qdqtune.graph._weights import values_of
 from qdqtune.qdq._dynamic import FORMS
 from qdqtune.qdq._encoding import Array, ReadEncoding, wider
@@ -121,7 +121,7 @@ def imported(model: ir.Model, other: Source) -> ImportedPlacement:
         other.path,
         canonical(index, places),
         len(activations),
-        {name: _why_not(theirs, tensors, name) for name in activations if name not in tensors},
+        {name: _why_not(matching, name) for name in activations if name not in tensors},
         len(quantized.dynamic),
         _known_scales(own, theirs, tensors, reading.encodings),
     )
@@ -164,11 +164,15 @@ def _of_weight(encoding: ReadEncoding, theirs: Array, ours: Array) -> ReadEncodi
     return forms[number][1] if error <= most else None
 
 
-def _why_not(theirs: GraphIndex, tensors: Mapping[str, Match], name: str) -> str:
+def _why_not(matching: Matching, name: str) -> str:
     """Why the model has no such tensor."""
+    theirs, tensors = matching.other, matching.tensors
     producer = theirs.value[name].producer()
     if producer is None:
         return "the model has no such input"
+    own = matching.own.node.get(matching.nodes.get(producer.name or "", ""))
+    if own is not None:
+        return f"it is inside what the model has as one {own.op_type}"
     if any(each in tensors for each in theirs.reads(producer) if not theirs.is_constant(each)):
         return f"the model has no such {producer.op_type}"
     return f"its {producer.op_type} reads nothing that the model has"
