@@ -21,7 +21,7 @@ from qdqtune.graph._index import GraphIndex
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.qdq.dialects import ONNXRUNTIME
 from qdqtune.search._prior import Prior, prior_of
-from qdqtune.search._space import Group, Space, State
+from qdqtune.search._space import Group, Space, State, group_ops
 from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.search.patterns._pattern_outcomes import ChoiceOutcome, Conditions, PatternOutcome
 from qdqtune.search.regions._canonical import dims_in
@@ -370,6 +370,31 @@ def test_the_nearest_shapes_count() -> None:
         assert found is not None
         ((estimate,),) = [found.estimates.values()]
         assert (estimate.is_near, estimate.is_chosen or not near) == (near, chosen or not near)
+
+
+def choices_in(width: float) -> Space:
+    """The choices in a MobileNetV2: each of its depthwise Convs has as many groups as channels."""
+    model = ir.from_proto(zoo.build("mobilenet_v2", image=64, width=width))
+    fold(model)
+    planner = QuantizationPlanner(GraphIndex(model), ONNXRUNTIME)
+    return Space(planner, group_ops(planner.index, planner).groups, {})
+
+
+def test_what_is_known_holds_for_a_model_of_another_width() -> None:
+    space, narrower = choices_in(1.0), choices_in(0.75)
+    cache = PatternCache()
+    by_pattern: dict[str, list[Group]] = {}
+    for group in space.groups:
+        by_pattern.setdefault(group.pattern, []).append(group)
+    for pattern, groups in by_pattern.items():
+        choices = tuple(
+            ChoiceOutcome(each.role, each.form.value, True, 0.02, 0.002, 0.05) for each in groups
+        )
+        cache.add_outcome(PatternOutcome(pattern, 1, HERE, True, choices))
+    prior = prior_of(narrower.groups, cache, HERE)
+    assert prior is not None
+    assert prior.of(narrower).keys() == set(range(len(narrower.groups)))
+    assert prior.is_sure(narrower)
 
 
 def test_outcomes_are_kept_in_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

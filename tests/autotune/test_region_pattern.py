@@ -13,7 +13,7 @@ from qdqtune.graph._index import GraphIndex
 from qdqtune.records._errors import AutotunerError, InvalidSchemeError
 from qdqtune.search.patterns._insertion_points import ResolvedInsertionPoint
 from qdqtune.search.patterns._region_pattern import InsertionScheme, RegionPattern
-from qdqtune.search.regions._canonical import canonical_region
+from qdqtune.search.regions._canonical import canonical_region, scalable
 from qdqtune.search.regions._region import Region
 from tests.autotune.graphs import (
     composite,
@@ -337,6 +337,37 @@ def test_text_of_attributes_is_not_taken_for_a_shape(text: str) -> None:
     )
     assert plain != shaped
     assert shaped.structure == plain == plain.structure
+
+
+@pytest.mark.parametrize(
+    ("groups", "same"), [(1, (1,)), (2, (2, 4)), (4, (2, 4)), (8, (8,))], ids=str
+)
+def test_a_conv_is_dense_grouped_or_depthwise_at_any_width(
+    groups: int, same: tuple[int, ...]
+) -> None:
+    def structure(count: int) -> tuple[str, tuple[int, ...]]:
+        text = f"g (float[1,8,9,9] x) => (float[1,8,7,7] y) {{ y = Conv<group={count}>(x, w, b) }}"
+        index = from_text(text, w=weight(8, 8 // count, 3, 3), b=weight(8))
+        return scalable(signature(index, shapes=True))
+
+    found, dims = structure(groups)
+    assert {count for count in (1, 2, 4, 8) if structure(count)[0] == found} == set(same)
+    assert 8 // groups in dims
+
+
+def test_a_concat_has_any_number_of_inputs() -> None:
+    """As in a DenseNet, where each layer reads one more; the result has the channels of all."""
+
+    def structure(inputs: int, axis: int = 1) -> tuple[str, tuple[int, ...]]:
+        names = [f"x{number}" for number in range(inputs)]
+        header = ", ".join(f"float[1,{2 if axis == 1 else 6},4] {name}" for name in names)
+        body = f"c = Concat<axis={axis}>({', '.join(names)}) y = Relu(c)"
+        index = from_text(f"g ({header}) => (float[N,C,W] y) {{ {body} }}")
+        return scalable(signature(index, shapes=True))
+
+    assert structure(3)[0] == structure(5)[0] != structure(3, axis=2)[0]
+    assert len(structure(3)[1]) == len(structure(5)[1])
+    assert structure(3)[1] != structure(5)[1]
 
 
 def test_its_representation_is_whole() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from qdqtune.search._space import Form, Group, Space, State
 from qdqtune.search.patterns._pattern_cache import PatternCache
 from qdqtune.search.patterns._pattern_outcomes import ChoiceOutcome, Conditions, PatternOutcome
-from qdqtune.search.regions._canonical import dims_in
+from qdqtune.search.regions._canonical import scalable
 
 _Key = tuple[str, int, Form]
 Gain = tuple[float, float]
@@ -204,10 +204,10 @@ def _nearest(
     cache: PatternCache, signature: str, here: Conditions
 ) -> tuple[PatternOutcome | None, float]:
     """The outcome that says most of a pattern, and how far away its shapes are."""
-    dims = dims_in(signature)
+    _, dims = scalable(signature)
     best: tuple[tuple[bool, float, bool, int], PatternOutcome | None] = ((True, 0.0, True, 0), None)
     for age, outcome in enumerate(reversed(cache.outcomes_of(signature))):
-        conditions, distance = outcome.conditions, _distance(dims, dims_in(outcome.signature))
+        conditions, distance = outcome.conditions, _distance(dims, outcome.scalable[1])
         rank = not conditions.is_like(here), distance, conditions != here, age
         if best[1] is None or rank < best[0]:
             best = rank, outcome

@@ -19,7 +19,7 @@ from qdqtune.search.patterns._region_pattern import (
     scheme_from_tensors,
 )
 from qdqtune.search.patterns._state_file import YamlFile, read_yaml, write_yaml
-from qdqtune.search.regions._canonical import without_shapes
+from qdqtune.search.regions._canonical import scalable
 from qdqtune.search.regions._region import KeyedList, Region
 
 _log = logging.getLogger(__name__)
@@ -108,9 +108,9 @@ class PatternCache:
         return tuple(self._outcomes.values())
 
     def outcomes_of(self, signature: str) -> list[PatternOutcome]:
-        """Return the outcomes of a pattern and of those with the same structure."""
-        structure = without_shapes(signature)
-        return [each for each in self._outcomes.values() if each.structure == structure]
+        """Return the outcomes of a pattern, and of what it is in a model of another width."""
+        structure, _ = scalable(signature)
+        return [each for each in self._outcomes.values() if each.scalable[0] == structure]
 
     def add_outcome(self, outcome: PatternOutcome) -> None:
         """Add an outcome; it replaces an older one, unless only that run was finished."""

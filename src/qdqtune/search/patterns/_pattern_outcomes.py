@@ -7,6 +7,7 @@ from functools import cached_property
 
 from qdqtune.records._json_form import Record
 from qdqtune.search.patterns._region_pattern import RegionPattern
+from qdqtune.search.regions._canonical import scalable
 
 # No choice makes a model ten thousand times as fast; a share is a part of 1.
 _LARGEST = 10.0
@@ -91,6 +92,11 @@ class PatternOutcome(Record):
     def structure(self) -> str:
         """The pattern's signature without types and shapes."""
         return self.pattern.structure.signature
+
+    @cached_property
+    def scalable(self) -> tuple[str, tuple[int, ...]]:
+        """The pattern's structure and dims in a form that is the same for a model of any width."""
+        return scalable(self.signature)
 
     @property
     def key(self) -> tuple[str, Conditions]:

@@ -32,6 +32,13 @@ _QUOTED_OR_SHAPES = re.compile(
     rf"|(?<!:):{_LABEL}"
     rf"|(?<=\))=(?!>)(?:{_LABEL}|-)(?:;(?:{_LABEL}|-))*"
 )
+# A grouped Conv, with the input channels of a group, and a Concat with its inputs. Signatures come
+# from files, too: how far the first one looks ahead is limited.
+_GROUPED = re.compile(
+    r"\bgroup=(?!1\b)\d+"
+    r"(?=[^\[\]'\"]{0,200}\]\([^(),]{0,200},c:\w{1,20}\[[^]x]{1,20}x(\d{1,20})[]x])"
+)
+_CONCATENATED = re.compile(r"\b(Concat\[axis=-?\d+\]\()[^()]*\)")
 _ATTRIBUTES = re.compile(r"\[(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\[\]'\"])*\]")
 _DIMS = re.compile(r"\[([\dx?*]*)\]")
 _DIGITS = 18  # of a dim, at most: a signature may come from a file
@@ -57,6 +64,20 @@ def dims_in(signature: str) -> tuple[int, ...]:
     """All dims of the shapes in a signature, in order; unknown ones are 0."""
     dims = (dim[:_DIGITS] for label in shapes_in(signature) for dim in label.split("x"))
     return tuple(int(dim) if dim.isdecimal() else 0 for dim in dims)
+
+
+def scalable(signature: str) -> tuple[str, tuple[int, ...]]:
+    """Split a signature into a structure that is the same for a model of any width, and dims.
+
+    The number of groups of a Conv, which is dense, grouped or depthwise, and the inputs of a Concat
+    are left out of both.
+    """
+
+    def kind(found: re.Match[str]) -> str:
+        return "depthwise" if found[1] == "1" else "grouped"
+
+    text = _CONCATENATED.sub(r"\1*)", _GROUPED.sub(kind, signature))
+    return without_shapes(text), dims_in(text)
 
 
 #: A tensor of a structure: the vertex that makes it, and which output.
