@@ -319,6 +319,21 @@ def test_sizes_may_be_computed_from_shapes():
     assert kernels[1].compute_us == pytest.approx(4 * kernels_of(plain, "cpu")[0].compute_us)
 
 
+def test_sizes_may_be_computed_from_those_of_what_has_computed_sizes():
+    """As of the windows of a Swin, which PyTorch's older exporter pads with a computed Pad."""
+    body = f"""
+        none = ConstantOfShape<value=int64[1]{{0}}>(eight) padded = Pad(x, none)
+        size = Shape(padded) same = Div(size, one) again = Reshape(padded, same)
+        y = {CONV}(again, w)
+    """
+    numbers = {"eight": np.array([8]), "one": np.array([1])}
+    weights = np.ones((C, C, 3, 3), np.float32)
+    text = f"g (float[1,{C},{S},{S}] x) => (float[n,c,h,v] y) {{ {body} }}"
+    kernels = kernels_of(model_from_text(text, w=weights, **numbers), "cpu")
+    plain = conv_model(f"y = {CONV}(x, w)")
+    assert kernels[-1].compute_us == pytest.approx(kernels_of(plain, "cpu")[0].compute_us)
+
+
 def test_constants_are_computed_beforehand():
     body = f"like = CastLike(one, x) more = Sqrt(like) a = {CONV}(x, w, more) y = Relu(a)"
     assert shown(conv_model(body), "cpu") == ["n2 + n3: Conv float"]

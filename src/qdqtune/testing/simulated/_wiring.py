@@ -288,11 +288,11 @@ def _with_shapes(
     lstms = _as_standard(model.graph)
     model = onnx.shape_inference.infer_shapes(model, data_prop=True)
     shapes = _shapes(model.graph)
-    if any(
-        0 in shapes.get(name, (0,)) for node in model.graph.node for name in node.output if name
-    ):
+    unknown, before = _unknown(model.graph, shapes), math.inf
+    while 0 < unknown < before:  # each time, the sizes behind those that are known then
         model = onnx.shape_inference.infer_shapes(_with_computed_sizes(model), data_prop=True)
         shapes = _shapes(model.graph)
+        unknown, before = _unknown(model.graph, shapes), unknown
     for node in model.graph.node:
         if node.output[0] in lstms:
             node.CopyFrom(lstms[node.output[0]])
@@ -320,6 +320,11 @@ def _shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
         for value in _values(graph)
         if value.type.tensor_type.HasField("shape")
     }
+
+
+def _unknown(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """How many results have a shape that is not known."""
+    return sum(0 in shapes.get(name, (0,)) for node in graph.node for name in node.output if name)
 
 
 def _values(graph: onnx.GraphProto) -> tuple[onnx.ValueInfoProto, ...]:
