@@ -46,6 +46,9 @@ MODELS = (
     "gpt", "unet", "yolo",
 )  # fmt: skip
 
+# The 97.5 % quantiles of Student's distribution from one degree of freedom on.
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
 
 class Model(Table):
     """A model of which placements are timed when they are asked for.
@@ -158,7 +161,10 @@ def _mean_of(ratios: Sequence[float]) -> list[str]:
     """Their geometric mean, with its 95 % interval."""
     logs = [math.log(ratio) for ratio in ratios]
     mean = statistics.mean(logs)
-    error = 1.96 * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
+    error = math.inf
+    if len(logs) > 1:
+        quantile = _STUDENT[min(len(logs) - 2, len(_STUDENT) - 1)]
+        error = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
     return [f"{math.exp(mean):.4f}", f"{math.exp(mean - error):.4f}-{math.exp(mean + error):.4f}"]
 
 
