@@ -397,6 +397,23 @@ def test_what_is_known_holds_for_a_model_of_another_width() -> None:
     assert prior.is_sure(narrower)
 
 
+def concat(inputs: int) -> str:
+    """A pattern with so many channels in so many parts."""
+    parts = ",".join(f"e{n}:float[1x{256 // inputs}x14x14]" for n in range(inputs))
+    return f"Concat[axis=1]({parts})=float[1x256x14x14]=>%0"
+
+
+def test_the_same_pattern_counts_more_than_one_of_the_same_dims() -> None:
+    cache = PatternCache()
+    cache.add_outcome(outcome(concat(2), chosen=True, gain=0.02))
+    cache.add_outcome(outcome(concat(4), chosen=False, gain=-0.02))
+    for inputs, chosen, same in ((2, True, True), (4, False, True), (8, False, False)):
+        found = prior_of([Group(concat(inputs), 0, "Concat", ("concat",))], cache, HERE)
+        assert found is not None
+        ((estimate,),) = [found.estimates.values()]
+        assert (estimate.is_chosen, estimate.is_near, estimate.is_same) == (chosen, True, same)
+
+
 def test_outcomes_are_kept_in_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache = PatternCache()
     finished = outcome("Conv(e0)", chosen=True, gain=0.02)

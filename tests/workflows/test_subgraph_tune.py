@@ -589,20 +589,26 @@ def test_layers_of_tensorrt_predict_what_it_measured(
     assert rows["raw"] is None or rows["raw"] >= max(told["measured"].values())
 
 
+def refuse(monkeypatch: pytest.MonkeyPatch, *ops: str) -> list[str]:
+    """Let whole models have no kernel for some ops, and tell of the first one; returns builds."""
+    build, built = TimesInPlace._build, list[str]()
+
+    def refusing(self: TimesInPlace, worker: Any, placement: Any, name: str) -> Any:
+        built.append(name)
+        nodes = {edge.node for edge in placement.edges}
+        refused = [op for op in ops if op in nodes][:1]
+        return ([], refused) if refused else build(self, worker, placement, name)
+
+    monkeypatch.setattr(TimesInPlace, "_build", refusing)
+    return built
+
+
 @pytest.mark.usefixtures("keeps_builds")
 def test_what_whole_models_can_not_tell_is_timed_alone(
     network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An op that has no kernel in the whole model is left float there, and so tells nothing."""
-    build, built = TimesInPlace._build, []
-
-    def refusing(self: TimesInPlace, worker: Any, placement: Any, name: str) -> Any:
-        built.append(name)
-        if any(edge.node == "fc" for edge in placement.edges):
-            return [], ("fc",)
-        return build(self, worker, placement, name)
-
-    monkeypatch.setattr(TimesInPlace, "_build", refusing)
+    built = refuse(monkeypatch, "fc")
     simulated(network, tmp_path / "run", engine_options=GPU)
     assert built == ["in_place_0", "in_place_1", "in_place_1"]  # the rules leave it float
     chunks = chunks_of(tmp_path / "run")
@@ -612,6 +618,40 @@ def test_what_whole_models_can_not_tell_is_timed_alone(
     stages = {batch["stage"] for batch in cached(tmp_path / "run")["phase_3"]["batches"]}
     assert "everything without what has no kernel" in stages  # it is not tried with it again
     assert "everything" not in stages
+
+
+@pytest.mark.usefixtures("keeps_builds")
+def test_a_resumed_run_builds_no_whole_model_again(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if something is left that they did not tell, and that is not worth timing alone."""
+    built = refuse(monkeypatch, "fc")
+    monkeypatch.setattr(_modes, "_LEAST_SHARE", 0.5)
+    simulated(network, tmp_path / "run", engine_options=GPU)
+    assert "fc" not in {node for c in chunks_of(tmp_path / "run") for node in c["details"]["nodes"]}
+    built.clear()
+    again = simulated(network, tmp_path / "run", engine_options=GPU)
+    assert (built, again.summary.subgraph_benchmarks, again.summary.benchmarks) == ([], 0, 0)
+
+
+@pytest.mark.usefixtures("keeps_builds")
+def test_what_one_whole_model_could_not_be_built_with_is_not_in_the_next(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = refuse(monkeypatch, "layer1.0.conv1", "layer2.0.conv1")
+    simulated(network, tmp_path / "run", engine_options=GPU)
+    assert built == ["in_place_0", "in_place_0", "in_place_0", "in_place_1"]
+
+
+@pytest.mark.usefixtures("keeps_builds")
+def test_a_whole_model_is_not_built_anew_without_time_for_a_candidate(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = refuse(monkeypatch, "layer1.0.conv1")
+    fitting = iter([2, 0])
+    monkeypatch.setattr(TimeBudget, "fitting", lambda *args, **options: next(fitting, 0))
+    simulated(network, tmp_path / "run", engine_options=GPU)
+    assert built == ["in_place_0", "in_place_1"]
 
 
 @pytest.mark.usefixtures("keeps_builds")

@@ -25,6 +25,8 @@ _ABSORBED = ("Add", "BatchNormalization", "Div", "Mul", "Sub")
 _MOVES = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 # Ops of one input that tools add, or that they take for what is not there.
 _ADDED = frozenset({"Dropout", *_ACTIVATIONS, *_MOVES})
+# Ops that ONNX defines by others: what has no kernel for them writes these instead.
+_WRITTEN_IN_PARTS = ("Gelu", "GroupNormalization", "HardSwish", "LayerNormalization", "Mish")
 _COMMUTATIVE = ("Add", "Max", "Min", "Mul", "Sum")
 # No tool puts more such ops between two others.
 _MOST_IN_A_ROW = 32
@@ -208,7 +210,7 @@ class _Matcher:
         """
         name = last.outputs[0].name or ""
         own = self._own.value[name].producer() if name in self._own.value else None
-        if own is None or own.name in self._used:
+        if own is None or own.name in self._used or not is_op(own, *_WRITTEN_IN_PARTS):
             return False
         parts, sources = [last], set[str]()
         for part in parts:

@@ -22,6 +22,8 @@ Gain = tuple[float, float]
 # Shapes are near if their dims differ by this on average, as the logarithm of base 2: those of a
 # batch of 8 are near those of one, those of another stage of a network are not.
 _NEAR = 0.6
+# Those of another pattern are never the same, even if it differs only in what has no dims here.
+_ANOTHER = 0.01
 # With a smaller part of the latency known for sure, a search takes its usual course.
 _MUCH_KNOWN = 0.9
 # What a choice may bring, as a part of its share of the latency, if its gain was not measured; and
@@ -208,6 +210,8 @@ def _nearest(
     best: tuple[tuple[bool, float, bool, int], PatternOutcome | None] = ((True, 0.0, True, 0), None)
     for age, outcome in enumerate(reversed(cache.outcomes_of(signature))):
         conditions, distance = outcome.conditions, _distance(dims, outcome.scalable[1])
+        if outcome.signature != signature:
+            distance = max(_ANOTHER, distance)
         rank = not conditions.is_like(here), distance, conditions != here, age
         if best[1] is None or rank < best[0]:
             best = rank, outcome

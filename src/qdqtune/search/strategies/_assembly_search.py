@@ -264,9 +264,13 @@ class AssemblySearch(SteppedStrategy):
         """Flips that lead to the cheapest assembly, as `_by_gain` has them, and what they gain."""
         now = self._units(self.best)
         target = assemble_closed(costs, self._closed, self._fixed)
-        parts = [part & (now ^ target) for part in self._alike]
-        flips = self._by_gain(costs, now, [part for part in parts if part])
-        return flips, gain_of(costs, now ^ NOTHING.union(*flips), now)
+        differing = (part & (now ^ target) for part in self._alike)
+        flips = self._by_gain(costs, now, [part for part in differing if part])
+        # What is outside all units is not in the cut, and may cost more than the last ones save.
+        parts = (NOTHING.union(*flips[:count]) for count in range(1, len(flips) + 1))
+        gains = [gain_of(costs, now ^ part, now) for part in parts]
+        most = max(range(len(gains)), key=gains.__getitem__, default=0)
+        return flips[: most + 1], gains[most] if gains else 0.0
 
     def _by_gain(self, costs: Costs, now: State, flips: Iterable[State]) -> list[State]:
         """Flips with the largest expected gain first."""

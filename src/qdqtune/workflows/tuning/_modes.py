@@ -383,7 +383,7 @@ def _assembly_problem(
         known = [name for name in nodes if name in calibration.planner.units]
         whole = space.closed(space.nearest(calibration.planner.placement(known)))
         in_place[whole] = units.by_unit(seen, whole)
-    known_costs = refined(costs, list(in_place.values()))
+    known_costs = refined(costs, [*in_place.values(), units.plain])
 
     def closed(state: State) -> State:
         return choices.units(space.closed(choices.state(state)))

@@ -80,6 +80,25 @@ class TimesInPlace:
             ruled: Names of the ops that placement rules would quantize.
         """
         missing = [each for each in subgraphs if each.key not in self._cache.subgraphs]
+        if not missing:
+            return
+        known = self._cache.whole_models.in_place
+        wholes = list(map(self._whole, known)) if known else self._built_wholes(subgraphs, ruled)
+        if wholes:
+            costs = _ConversionCosts(self._profiler, wholes, missing)
+            for subgraph in missing:
+                times = self._times(subgraph, wholes, costs)
+                if times is not None:
+                    self._cache.keep_subgraph(times)
+            told = sum(each.key in self._cache.subgraphs for each in missing)
+            self._run.reporter.tell(
+                "in place",
+                f"the layers of whole models tell the times of {counted(told, 'subgraph')} of "
+                f"{len(subgraphs)}",
+            )
+
+    def _built_wholes(self, subgraphs: Sequence[Subgraph], ruled: Collection[str]) -> list[_Whole]:
+        """Build the whole models that there is time for, and store what they tell."""
         everything = {
             name
             for subgraph in subgraphs
@@ -91,42 +110,37 @@ class TimesInPlace:
         chosen = [names for names in (everything & set(ruled), everything) if names]
         chosen = chosen[:1] if chosen[:1] == chosen[1:] else chosen
         chosen = chosen[: self._run.budget.fitting(len(chosen), Effort.CONFIRM)]
-        if not missing or not chosen:
-            return
-        reporter = self._run.reporter
-        reporter.tell("in place", f"building {counted(len(chosen), 'whole model')} for its layers")
+        if not chosen:
+            return []
+        what = counted(len(chosen), "whole model")
+        self._run.reporter.tell("in place", f"building {what} for its layers")
         jobs = [Job(f"whole model {n}", self._look(n, names)) for n, names in enumerate(chosen)]
         found = dict(self._run.pool.each(jobs))
         wholes = [whole for _, whole in sorted(found.items()) if whole is not None]
         if wholes:
             self._cache.keep_in_place([whole.seen for whole in wholes])
-            costs = _ConversionCosts(self._profiler, wholes, missing)
-            for subgraph in missing:
-                times = self._times(subgraph, wholes, costs)
-                if times is not None:
-                    self._cache.keep_subgraph(times)
-        known = sum(each.key in self._cache.subgraphs for each in missing)
-        told = f"the layers of whole models tell the times of {counted(known, 'subgraph')}"
-        reporter.tell("in place", f"{told} of {len(subgraphs)}")
+        return wholes
 
     def _look(self, number: int, chosen: Collection[str]) -> Callable[[Worker], _Whole | None]:
         """Return what builds a model with these ops quantized, but for those without a kernel."""
 
         def work(worker: Worker) -> _Whole | None:
-            names = set(chosen)
-            for _ in range(_MOST_REFUSED + 1):
+            for attempt in range(_MOST_REFUSED + 1):
+                if attempt and not self._run.budget.fitting(1, Effort.CONFIRM):
+                    return None
+                with self._lock:
+                    names = set(chosen).difference(self._cache.whole_models.refused)
                 placement = self._planner.placement(names)
                 layers, refused = self._build(worker, placement, f"in_place_{number}")
                 if layers:
                     self._built |= names
-                    return self._seen(names, placement, layers)
+                    return self._whole(self._seen(names, placement, layers))
                 # A layer that was compiled as a whole may be most of the model.
                 to_blame = names.intersection(refused) - self._built
                 if not to_blame:
                     return None
                 with self._lock:
                     self._cache.keep_refused(sorted(to_blame))
-                names -= to_blame
             return None
 
         return work
@@ -153,9 +167,15 @@ class TimesInPlace:
         finally:
             file.unlink(missing_ok=True)
 
+    def _whole(self, seen: SeenInPlace) -> _Whole:
+        names = [name for name in seen.nodes if name in self._planner.units]
+        placement = self._planner.placement(names)
+        edges = self._planner.index.effective(placement)
+        return _Whole(edges, self._planner.quantized(placement), seen)
+
     def _seen(
         self, names: Collection[str], placement: Placement, layers: Sequence[LayerTime]
-    ) -> _Whole:
+    ) -> SeenInPlace:
         with self._lock:
             index = GraphIndex(self._inserter.model(placement))
         groups, homes = self._cache.groups or (), self._cache.home_of
@@ -164,8 +184,7 @@ class TimesInPlace:
         kernels = self._planner.quantized(placement)
         quantized = frozenset(homes[name] for name in kernels if name in homes)
         costs = look_at(index, layers, homes, quantized, weights=weights, compiled=compiled)
-        seen = SeenInPlace(tuple(sorted(names)), costs)
-        return _Whole(self._planner.index.effective(placement), kernels, seen)
+        return SeenInPlace(tuple(sorted(names)), costs)
 
     def _times(
         self, subgraph: Subgraph, wholes: Sequence[_Whole], costs: _ConversionCosts
