@@ -452,6 +452,25 @@ def test_what_is_alike_is_flipped_together() -> None:
     assert played.search.best == alike[0]
 
 
+def test_what_is_outside_all_units_counts_when_they_are_flipped() -> None:
+    """By the times of the units all should be float; then what is between them would be, too."""
+    truth = costs([1.01] * (UNITS - 1) + [2.6], as_float=1.0)
+    everything = frozenset(range(UNITS))
+
+    def rest_ms(state: State) -> float:
+        return 10.0 - len(state)
+
+    def layers(state: State) -> ObservedCosts:
+        return replace(layers_of(truth)(state), rest_ms=rest_ms(state))
+
+    def total_ms(state: State) -> float:
+        return truth.total_ms(state) + rest_ms(state)
+
+    seeds = {"everything": everything, "rules": frozenset({0, 1})}
+    played = play(truth, total_ms, seeds, layers=layers, frugal=True, benchmarks=4)
+    assert played.search.best == everything - {UNITS - 1}
+
+
 def test_no_candidate_is_spent_on_what_hardly_matters() -> None:
     tiny = Costs((10.0,) + (0.001,) * 7, (5.0,) + (0.0012,) * 7)
     played = play(tiny, tiny.total_ms)
