@@ -310,6 +310,23 @@ def test_a_plan_tells_without_running(resnet: Path, tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_a_plan_of_subgraphs_depends_on_how_long_a_build_takes(resnet: Path) -> None:
+    slow, fast, alone = (
+        plan_tune(
+            resnet, engine="simulated", workflow="subgraph", preset="quick",
+            engine_options={"profile": "gpu", "build_s": build_s, "build_kernel_s": "0"}, **options,
+        )
+        for build_s, options in (
+            ("20", {}), ("0", {}), ("20", {"incremental_validation": False}),
+        )
+    )  # fmt: skip
+    assert slow.benchmarks < fast.benchmarks
+    assert set(slow.seeds) > set(fast.seeds)
+    assert [plan.is_told_in_place for plan in (slow, fast, alone)] == [True, False, False]
+    assert "whole models tell" in plan_text(slow)
+    assert "timed alone, as float and quantized" in plan_text(fast)
+
+
 def test_a_plan_estimates_the_time_from_one_timing(resnet: Path) -> None:
     few, many, limited, failed = (
         plan_tune(resnet, engine="onnxruntime", threads=1, **options)

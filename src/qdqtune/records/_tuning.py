@@ -567,6 +567,7 @@ class TunePlan(Result):
         seeds: Whole-model placements to start from, with the number of tensors each quantizes.
         benchmarks: Maximum number of candidates.
         mode: ``region`` or ``subgraph``.
+        is_told_in_place: Whether whole models tell what subgraphs take, since builds take long.
         converted_from: The half-precision type of the model, if it would be tuned in float32.
         estimate: How long it may take; None if the model could not be timed.
         no_estimate: Why it could not be timed; empty if it was.
@@ -587,6 +588,7 @@ class TunePlan(Result):
     seeds: Mapping[str, int]
     benchmarks: int
     mode: str = "region"
+    is_told_in_place: bool = False
     converted_from: str = ""
     estimate: TimeEstimate | None = None
     no_estimate: str = ""

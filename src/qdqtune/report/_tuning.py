@@ -322,10 +322,10 @@ def plan_text(plan: TunePlan) -> str:
     what = "benchmarks"
     if plan.mode == _SUBGRAPH:
         what = "assemblies of the whole model"
-        lines.append(
-            f"what {plan.engine} fuses is found out in a run, and each distinct subgraph is timed "
-            "alone, as float and quantized"
-        )
+        how = "each distinct subgraph is timed alone, as float and quantized"
+        if plan.is_told_in_place:
+            how = "whole models tell what subgraphs take; the others are timed alone"
+        lines.append(f"what {plan.engine} fuses is found out in a run, and {how}")
     else:
         seeds = (f"{name} ({count} tensors)" for name, count in plan.seeds.items())
         lines += [

@@ -54,6 +54,7 @@ from qdqtune.workflows.tuning._cache_folder import (
 from qdqtune.workflows.tuning._layer_groups import find_engine_groups, layer_files
 from qdqtune.workflows.tuning._preflight import AS_GIVEN, STATIC_BLANKETS, layers_told, seeds_of
 from qdqtune.workflows.tuning._run_records import TuningRun
+from qdqtune.workflows.tuning._setup import TuneRequest
 from qdqtune.workflows.tuning._subgraph_cache import SubgraphCache
 from qdqtune.workflows.tuning._subgraph_profiler import SubgraphProfiler
 from qdqtune.workflows.tuning._times_in_place import TimesInPlace
@@ -312,7 +313,7 @@ def subgraph_problem(run: TuningRun, baseline: Baseline, calibration: Calibratio
         with static_shapes(base, run.runner, run.provider.shapes, samples) as index:
             groups = find_engine_groups(run, planner.index, baseline.file, cache)
             done = replace(done, files=layer_files(run))
-            is_slow = cache.keep_build_s(baseline.build_s) > _SLOW_BUILD_S
+            is_slow = takes_long(cache.keep_build_s(baseline.build_s))
             may = {
                 form: {n for group in grouping.groups if group.form is form for n in group.nodes}
                 for form in Form
@@ -321,10 +322,9 @@ def subgraph_problem(run: TuningRun, baseline: Baseline, calibration: Calibratio
             profiler = SubgraphProfiler(
                 run, cache, calibration.inserter, planner, index, dims, ranges
             )
-            may_try = request.config.incremental_validation
-            if is_slow and may_try and request.dialect.writes_either:
+            if is_slow and tells_in_place(request):
                 TimesInPlace(profiler).find(subgraphs, grouping.ruled)
-            most = _most(run, is_slow=is_slow)
+            most = most_assemblies(request, is_slow=is_slow)
             timed = _worth_timing(subgraphs, cache) if cache.whole_models.in_place else subgraphs
             stopped = profiler.profile_all(timed, most, measure_float=not is_slow)
             _share(run, profiler)
@@ -400,7 +400,7 @@ def _assembly_problem(
             numbers = (number, number + len(units.units))
             found = {n for n in numbers if choices.of_unit[n]}
             alike.setdefault(unit.subgraph, set()).update(found)
-    limits = Limits(benchmarks=_most(run, is_slow=is_slow), workers=len(run.pool))
+    limits = Limits(benchmarks=most_assemblies(run.request, is_slow=is_slow), workers=len(run.pool))
     task = SubgraphTask(
         space, seeds, limits, config.seed, choices=choices, costs=costs,
         alike=[frozenset(part) for part in alike.values()],
@@ -445,9 +445,19 @@ def _timed_share(subgraphs: Sequence[Subgraph], cache: SubgraphCache) -> float:
     return known / sum(spent.values()) if any(spent.values()) else 1.0
 
 
-def _most(run: TuningRun, *, is_slow: bool) -> int:
+def takes_long(build_s: float) -> bool:
+    """Whether a model takes so long to build that builds are saved."""
+    return build_s > _SLOW_BUILD_S
+
+
+def tells_in_place(request: TuneRequest) -> bool:
+    """Whether whole models may tell what subgraphs take, where builds take long."""
+    return request.config.incremental_validation and request.dialect.writes_either
+
+
+def most_assemblies(request: TuneRequest, *, is_slow: bool) -> int:
     """How many whole models may be tried."""
-    most, usual = run.request.config.max_benchmarks, run.request.preset.assemblies
+    most, usual = request.config.max_benchmarks, request.preset.assemblies
     if most is not None:
         return most
     return usual // 2 + 1 if is_slow else usual

@@ -26,9 +26,8 @@ from qdqtune.graph._shapes import at_shapes
 from qdqtune.qdq._dialect import Dialect
 from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.records._errors import EngineError, OutputError, UsageError
-from qdqtune.records._measurement import LayerTime
+from qdqtune.records._measurement import LayerTime, Measurement
 from qdqtune.records._placement import Edge, Placement
-from qdqtune.records._tuning import TimeEstimate
 from qdqtune.rules._order import draft_placement
 from qdqtune.rules._placement_draft import Constraints
 from qdqtune.search._prior import Prior
@@ -344,36 +343,26 @@ def check_runs(
         ) from None
 
 
-def estimate_time(
-    worker: Worker,
-    path: Path,
-    provider: SampleProvider,
-    budget: TimeBudget,
-    candidates: tuple[int, int],
-) -> TimeEstimate | str:
-    """Estimate how long a run takes, by timing the original model once.
+def time_once(
+    worker: Worker, path: Path, provider: SampleProvider, budget: TimeBudget
+) -> Measurement:
+    """Time the original model once, from which the budget predicts what a run takes.
 
     Args:
         worker: The engine; it is started here.
         path: The model.
         provider: Its inputs.
-        budget: Predicts from what the model takes.
-        candidates: The least and the most number of candidates.
-
-    Returns:
-        The estimate, or why the model could not be timed.
+        budget: That of the run.
     """
     began_s = time.monotonic()
     feeds = next(iter(provider.evaluation_samples()))
     timed = worker.measure(path, feeds, blocks=1, runs=_RUNS_FOR_ESTIMATE, drop=1)
-    if timed.error is not None:
-        return timed.error
-    is_real = registry.entry(worker.engine).measures
-    budget.start_s = max(0.0, time.monotonic() - began_s - timed.build_s - timed.timing_s)
-    budget.saw_baseline(timed.build_s, timed.latency_ms if is_real else 0.0)
-    budget.evaluated = provider.evaluation_sample_count
-    least_s, most_s = map(budget.run_s, candidates)
-    return TimeEstimate(least_s, most_s, timed.build_s, timed.latency_ms)
+    if timed.error is None:
+        is_real = registry.entry(worker.engine).measures
+        budget.start_s = max(0.0, time.monotonic() - began_s - timed.build_s - timed.timing_s)
+        budget.saw_baseline(timed.build_s, timed.latency_ms if is_real else 0.0)
+        budget.evaluated = provider.evaluation_sample_count
+    return timed
 
 
 def build_limit_s(worker: Worker, build_s: float) -> float:

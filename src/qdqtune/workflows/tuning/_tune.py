@@ -40,6 +40,7 @@ from qdqtune.records._tuning import (
     FINISHED,
     INTERRUPTED,
     Summary,
+    TimeEstimate,
     TunePlan,
     TuneResult,
 )
@@ -74,10 +75,13 @@ from qdqtune.workflows.tuning._layer_groups import check_mentions
 from qdqtune.workflows.tuning._modes import (
     LESSER_BLANKETS,
     Preparation,
+    most_assemblies,
     region_problem,
     subgraph_problem,
+    takes_long,
+    tells_in_place,
 )
-from qdqtune.workflows.tuning._preflight import AS_GIVEN, estimate_time, find_choices, seeds_of
+from qdqtune.workflows.tuning._preflight import AS_GIVEN, find_choices, seeds_of, time_once
 from qdqtune.workflows.tuning._report_details import (
     DetailsGatherer,
     details_of,
@@ -244,17 +248,21 @@ def plan_tune(model: Path, config: TuneConfig) -> TunePlan:
         given = {AS_GIVEN: reading.placement} if reading is not None else {}
         seeds = seeds_of(space, given, grouping)
         most = config.max_benchmarks
-        limits = request.preset.limits(len(grouping.groups), grouping.patterns, most)
-        benchmarks = limits.benchmarks
-        if config.workflow == SUBGRAPH:
-            seeds = {label: seeds[label] for label in seeds if label not in LESSER_BLANKETS}
-            benchmarks = request.preset.assemblies if most is None else most
+        benchmarks = request.preset.limits(len(grouping.groups), grouping.patterns, most).benchmarks
         reporter.tell("engine", f"timing the model once with {registry.title(request.engine)}")
         left_s = math.inf if config.budget_s is None else config.budget_s
         budget = TimeBudget(lambda: left_s, request.preset, config.budget_s)
-        tried = min(len(seeds), benchmarks), benchmarks
         with Worker(request.engine, options) as worker:
-            estimate = estimate_time(worker, model, provider, budget, tried)
+            timed = time_once(worker, model, provider, budget)
+        is_slow = takes_long(timed.build_s)
+        if config.workflow == SUBGRAPH:
+            left_out = () if is_slow else LESSER_BLANKETS
+            seeds = {label: seeds[label] for label in seeds if label not in left_out}
+            benchmarks = most_assemblies(request, is_slow=is_slow)
+        estimate = None
+        if timed.error is None:
+            least_s, most_s = map(budget.run_s, (min(len(seeds), benchmarks), benchmarks))
+            estimate = TimeEstimate(least_s, most_s, timed.build_s, timed.latency_ms)
         return TunePlan(
             model=str(model),
             engine=request.engine,
@@ -269,9 +277,10 @@ def plan_tune(model: Path, config: TuneConfig) -> TunePlan:
             seeds={label: len(space.placement(state).tensors) for label, state in seeds.items()},
             benchmarks=benchmarks,
             mode=config.workflow,
+            is_told_in_place=config.workflow == SUBGRAPH and is_slow and tells_in_place(request),
             converted_from=source.converted_from,
-            estimate=None if isinstance(estimate, str) else estimate,
-            no_estimate=estimate if isinstance(estimate, str) else "",
+            estimate=estimate,
+            no_estimate=timed.error or "",
         )
 
 
