@@ -206,10 +206,10 @@ def _nearest(
     cache: PatternCache, signature: str, here: Conditions
 ) -> tuple[PatternOutcome | None, float]:
     """The outcome that says most of a pattern, and how far away its shapes are."""
-    _, dims = scalable(signature)
+    dims = scalable(signature).dims
     best: tuple[tuple[bool, float, bool, int], PatternOutcome | None] = ((True, 0.0, True, 0), None)
     for age, outcome in enumerate(reversed(cache.outcomes_of(signature))):
-        conditions, distance = outcome.conditions, _distance(dims, outcome.scalable[1])
+        conditions, distance = outcome.conditions, _distance(dims, outcome.scalable.dims)
         if outcome.signature != signature:
             distance = max(_ANOTHER, distance)
         rank = not conditions.is_like(here), distance, conditions != here, age

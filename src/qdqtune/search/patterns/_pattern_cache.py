@@ -109,8 +109,8 @@ class PatternCache:
 
     def outcomes_of(self, signature: str) -> list[PatternOutcome]:
         """Return the outcomes of a pattern, and of what it is in a model of another width."""
-        structure, _ = scalable(signature)
-        return [each for each in self._outcomes.values() if each.scalable[0] == structure]
+        structure = scalable(signature).structure
+        return [each for each in self._outcomes.values() if each.scalable.structure == structure]
 
     def add_outcome(self, outcome: PatternOutcome) -> None:
         """Add an outcome; it replaces an older one, unless only that run was finished."""

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from qdqtune.records._json_form import Record
 from qdqtune.search.patterns._region_pattern import RegionPattern
-from qdqtune.search.regions._canonical import scalable
+from qdqtune.search.regions._canonical import Scalable, scalable
 
 # No choice makes a model ten thousand times as fast; a share is a part of 1.
 _LARGEST = 10.0
@@ -94,7 +94,7 @@ class PatternOutcome(Record):
         return self.pattern.structure.signature
 
     @cached_property
-    def scalable(self) -> tuple[str, tuple[int, ...]]:
+    def scalable(self) -> Scalable:
         """The pattern's structure and dims in a form that is the same for a model of any width."""
         return scalable(self.signature)
 

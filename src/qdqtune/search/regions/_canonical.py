@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from qdqtune.graph._index import GraphIndex
@@ -66,7 +67,19 @@ def dims_in(signature: str) -> tuple[int, ...]:
     return tuple(int(dim) if dim.isdecimal() else 0 for dim in dims)
 
 
-def scalable(signature: str) -> tuple[str, tuple[int, ...]]:
+class Scalable(NamedTuple):
+    """A signature in two parts, of which a model of another width differs only in the second.
+
+    Attributes:
+        structure: Ops and how they are connected.
+        dims: All dims.
+    """
+
+    structure: str
+    dims: tuple[int, ...]
+
+
+def scalable(signature: str) -> Scalable:
     """Split a signature into a structure that is the same for a model of any width, and dims.
 
     The number of groups of a Conv, which is dense, grouped or depthwise, and the inputs of a Concat
@@ -77,7 +90,7 @@ def scalable(signature: str) -> tuple[str, tuple[int, ...]]:
         return "depthwise" if found[1] == "1" else "grouped"
 
     text = _CONCATENATED.sub(r"\1*)", _GROUPED.sub(kind, signature))
-    return without_shapes(text), dims_in(text)
+    return Scalable(without_shapes(text), dims_in(text))
 
 
 #: A tensor of a structure: the vertex that makes it, and which output.

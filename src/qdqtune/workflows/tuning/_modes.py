@@ -379,10 +379,9 @@ def _assembly_problem(
     space = Space(calibration.planner, choices.groups, units.shares)
     costs = costs_of(units.units, units.groups, inserter.base.index, units.plain)
     in_place: dict[State, ObservedCosts] = {}
-    for nodes, seen in cache.whole_models.in_place:
-        known = [name for name in nodes if name in calibration.planner.units]
-        whole = space.closed(space.nearest(calibration.planner.placement(known)))
-        in_place[whole] = units.by_unit(seen, whole)
+    for seen in cache.whole_models.in_place:
+        whole = space.closed(space.nearest(seen.placement(calibration.planner)))
+        in_place[whole] = units.by_unit(seen.costs, whole)
     known_costs = refined(costs, [*in_place.values(), units.plain])
 
     def closed(state: State) -> State:

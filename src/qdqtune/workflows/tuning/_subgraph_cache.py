@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 from qdqtune.graph._atomic_files import remove, writing
 from qdqtune.graph._files import write_text
+from qdqtune.qdq._quantization_planner import QuantizationPlanner
 from qdqtune.records._json_form import json_form
+from qdqtune.records._placement import Placement
 from qdqtune.records._tuning import Batch, SubgraphTimes, checked_ms
 from qdqtune.records._untrusted_files import SCHEMAS, check_schema, parse_json, read_text
 from qdqtune.search.subgraphs._observed_costs import ObservedCosts
@@ -48,6 +50,10 @@ class SeenInPlace(NamedTuple):
 
     nodes: tuple[str, ...]
     costs: ObservedCosts
+
+    def placement(self, planner: QuantizationPlanner) -> Placement:
+        """Return what was quantized, as far as it still may be."""
+        return planner.placement([name for name in self.nodes if name in planner.units])
 
 
 @dataclass

@@ -82,9 +82,9 @@ class TimesInPlace:
         missing = [each for each in subgraphs if each.key not in self._cache.subgraphs]
         if not missing:
             return
-        known = self._cache.whole_models.in_place
-        wholes = list(map(self._whole, known)) if known else self._built_wholes(subgraphs, ruled)
-        if wholes:
+        seen = self._cache.whole_models.in_place or self._build_all(subgraphs, ruled)
+        if seen:
+            wholes = list(map(self._whole, seen))
             costs = _ConversionCosts(self._profiler, wholes, missing)
             for subgraph in missing:
                 times = self._times(subgraph, wholes, costs)
@@ -97,7 +97,9 @@ class TimesInPlace:
                 f"{len(subgraphs)}",
             )
 
-    def _built_wholes(self, subgraphs: Sequence[Subgraph], ruled: Collection[str]) -> list[_Whole]:
+    def _build_all(
+        self, subgraphs: Sequence[Subgraph], ruled: Collection[str]
+    ) -> Sequence[SeenInPlace]:
         """Build the whole models that there is time for, and store what they tell."""
         everything = {
             name
@@ -116,15 +118,15 @@ class TimesInPlace:
         self._run.reporter.tell("in place", f"building {what} for its layers")
         jobs = [Job(f"whole model {n}", self._look(n, names)) for n, names in enumerate(chosen)]
         found = dict(self._run.pool.each(jobs))
-        wholes = [whole for _, whole in sorted(found.items()) if whole is not None]
-        if wholes:
-            self._cache.keep_in_place([whole.seen for whole in wholes])
-        return wholes
+        seen = [whole for _, whole in sorted(found.items()) if whole is not None]
+        if seen:
+            self._cache.keep_in_place(seen)
+        return seen
 
-    def _look(self, number: int, chosen: Collection[str]) -> Callable[[Worker], _Whole | None]:
+    def _look(self, number: int, chosen: Collection[str]) -> Callable[[Worker], SeenInPlace | None]:
         """Return what builds a model with these ops quantized, but for those without a kernel."""
 
-        def work(worker: Worker) -> _Whole | None:
+        def work(worker: Worker) -> SeenInPlace | None:
             for attempt in range(_MOST_REFUSED + 1):
                 if attempt and not self._run.budget.fitting(1, Effort.CONFIRM):
                     return None
@@ -134,7 +136,7 @@ class TimesInPlace:
                 layers, refused = self._build(worker, placement, f"in_place_{number}")
                 if layers:
                     self._built |= names
-                    return self._whole(self._seen(names, placement, layers))
+                    return self._seen(names, placement, layers)
                 # A layer that was compiled as a whole may be most of the model.
                 to_blame = names.intersection(refused) - self._built
                 if not to_blame:
@@ -168,8 +170,7 @@ class TimesInPlace:
             file.unlink(missing_ok=True)
 
     def _whole(self, seen: SeenInPlace) -> _Whole:
-        names = [name for name in seen.nodes if name in self._planner.units]
-        placement = self._planner.placement(names)
+        placement = seen.placement(self._planner)
         edges = self._planner.index.effective(placement)
         return _Whole(edges, self._planner.quantized(placement), seen)
 
